@@ -113,6 +113,7 @@ OPTIONAL = {
     "vllm_dllm.engine.logprobs",
     "vllm_dllm.engine.readout_masked",
     "vllm_dllm.engine.readout_noise",
+    "vllm_dllm.engine.readout_shifted",
     "vllm_dllm.engine.readout_triton",
     "vllm_dllm.engine.records",
     "vllm_dllm.engine.row_options",

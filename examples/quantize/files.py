@@ -54,6 +54,7 @@ FAMILIES = {
         Family("llada2_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family("sdar", ("lm_head",)),
         Family("nemotron_labs_diffusion", ("diffusion_head",)),
+        Family("Fast_dLLM_Qwen", ("lm_head",)),
         Family("sdar_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family(
             "diffusion_gemma",

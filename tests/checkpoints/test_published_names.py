@@ -13,6 +13,7 @@ from benchmarks.published import DIFFUSION_GEMMA, NEMOTRON_14B, SHAPES, Geometry
 from tests.support.engine import answers_of_child
 from tests.support.published import (
     DIFFCODER,
+    FAST_DLLM,
     GEMMA,
     GEMMA_VISION,
     LLADA2,
@@ -20,6 +21,8 @@ from tests.support.published import (
     SDAR,
     diffcoder_config,
     diffcoder_tensors,
+    fast_dllm_config,
+    fast_dllm_tensors,
     gemma_tensors,
     is_matrix,
     llada2_config,
@@ -30,6 +33,8 @@ from tests.support.published import (
     sdar_config,
     sdar_tensors,
 )
+from vllm_dllm.families.fast_dllm.hf_config import FastDLLMConfig
+from vllm_dllm.families.fast_dllm.model import Fast_dLLM_QwenForCausalLM
 from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 from vllm_dllm.families.nemotron_labs_diffusion.hf_config import NemotronLabsDiffusionConfig
@@ -47,6 +52,7 @@ CASES = {
     "sdar-30b-a3b-chat": (None, "w4a16"),
     DIFFCODER: (None,),
     "nemotron-labs-diffusion-14b": (None, "fp8-dynamic"),
+    FAST_DLLM: (None, "int8"),
 }
 # Their memory is that of docs/models.md.
 GEOMETRIES: dict[str, Geometry] = {
@@ -79,7 +85,7 @@ def test_every_name_has_one_place(which: str) -> None:
         assert report["tensors"] > 250
         assert not report["astray"], (which, report["scheme"])
         assert not report["unfilled"], (which, report["scheme"])
-        if report["scheme"] in WEIGHTS:
+        if report["scheme"] in WEIGHTS and which in GEOMETRIES:
             weights = WEIGHTS[report["scheme"]]
             assert report["bytes"] == parameter_bytes(GEOMETRIES[which], weights)
 
@@ -112,6 +118,16 @@ def test_the_loader_expects_the_authors_names(which: str) -> None:
     config = NemotronLabsDiffusionConfig(**stated)
     assert NemotronLabsDiffusionModel.tensor_shapes(config) == nemotron_tensors(which)
     assert len(nemotron_tensors("nemotron-labs-diffusion-14b")) == 363
+
+
+def test_the_loader_expects_qwen2s_tensors() -> None:
+    stated = fast_dllm_config()
+    del stated["model_type"]
+    wanted = fast_dllm_tensors()
+    assert Fast_dLLM_QwenForCausalLM.tensor_shapes(FastDLLMConfig(**stated)) == wanted
+    tied = FastDLLMConfig(**stated | {"tie_word_embeddings": True})
+    del wanted["lm_head.weight"]
+    assert Fast_dLLM_QwenForCausalLM.tensor_shapes(tied) == wanted
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidenceDynamic": {"threshold": (0.0, 0.25, 0.5, 1.0), "steps": (1, 3, 5, 12, 40)},
     "LowConfidenceStatic": {"steps": (1, 3, 5, 12, 40)},
     "Sequential": {"steps": (1, 3, 5, 12, 40)},
+    "SubBlocks": {"threshold": (0.0, 0.25, 0.5, 1.0), "sub_block_length": (1, 3, 4, 8, 12, 40)},
     "EntropyBounded": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
     "Hierarchical": {"threshold": (0.5, 0.9), "low": (0.0, 0.25, 0.6)},
     "EntropyBound": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},

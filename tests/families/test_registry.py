@@ -18,6 +18,7 @@ OURS = (
     *("SDARForCausalLM", "SDARMoeForCausalLM"),
     *("StableDiffcoderForCausalLM", "SeedDiffcoderForCausalLM"),
     *("LLaDA22MoeModelLM",),
+    "Fast_dLLM_QwenForCausalLM",
 )
 
 

@@ -111,6 +111,13 @@ def sequential(row: Row) -> None:
     row.reveal([i for i in row.open if i < row.open[0] + max(1, quota(row))])
 
 
+def sub_blocks(row: Row) -> None:
+    size = int(row.settings["sub_block_length"])
+    part = [i for i in row.open if i // size == row.open[0] // size]
+    sure = [i for i in part if row.p[i] > row.settings["threshold"]]
+    row.reveal(sure or row.surest(part))
+
+
 def entropy_bounded(row: Row) -> None:
     total, chosen = 0.0, []
     for i in sorted(row.open, key=lambda i: (row.h[i], i)):
@@ -176,4 +183,5 @@ REFERENCES: dict[str, Callable[[Row], None]] = {
     "LowConfidenceStatic": low_confidence_static,
     "Sequential": sequential,
     "EntropyBounded": entropy_bounded,
+    "SubBlocks": sub_blocks,
 }

@@ -1,8 +1,9 @@
 """Published checkpoints: configuration and every tensor of their indexes, quantized or not.
 
 LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of
-DiffusionGemma, SDAR and Stable-DiffCoder come from transformers' own classes, with the sizes of
-published models; SDAR's are those of Qwen3, and Stable-DiffCoder's those of Llama.
+DiffusionGemma, SDAR, Stable-DiffCoder and Fast-dLLM v2 come from transformers' own classes, with
+the sizes of published models; SDAR's are those of Qwen3, Stable-DiffCoder's those of Llama, and
+Fast-dLLM v2's those of Qwen2.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ NEMOTRON: dict[str, tuple[int, int, int, float]] = {
     "nemotron-labs-diffusion-3b": (3072, 26, 9216, 1e6),
     "nemotron-labs-diffusion-14b": (5120, 40, 16384, 1e9),
 }
+FAST_DLLM = "fast-dllm-v2-7b"
 EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
 
 Shapes = dict[str, tuple[int, ...]]
@@ -349,10 +351,58 @@ def nemotron_tensors(which: str) -> Shapes:
     return shapes
 
 
+def fast_dllm_config() -> dict[str, Any]:
+    """``config.json`` of the 7B, with the base of RoPE of the model that it was trained from."""
+    return {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "model_type": "Fast_dLLM_Qwen",
+        "auto_map": {"AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM"},
+        "attention_dropout": 0.0,
+        "bd_size": 32,
+        "bos_token_id": 151643,
+        "conplemenrary_mask": True,
+        "eos_token_id": 151645,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "initializer_range": 0.02,
+        "intermediate_size": 18944,
+        "layer_types": ["full_attention"] * 28,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "pad_token_id": 151645,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 152064,
+    }
+
+
+def fast_dllm_tensors() -> Shapes:
+    """Those of transformers' Qwen2."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    stated = fast_dllm_config()
+    for name in ("architectures", "model_type", "auto_map", "bd_size", "conplemenrary_mask"):
+        del stated[name]
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(Qwen2Config(**stated))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
 def config_of(which: str) -> dict[str, Any]:
     """The configuration of a published masked model."""
     if which == DIFFCODER:
         return diffcoder_config()
+    if which == FAST_DLLM:
+        return fast_dllm_config()
     if which in NEMOTRON:
         return nemotron_config(which)
     return sdar_config(which) if which in SDAR else llada2_config(which)
@@ -364,6 +414,8 @@ def tensors_of(which: str) -> Shapes:
         return gemma_tensors()
     if which == DIFFCODER:
         return diffcoder_tensors()
+    if which == FAST_DLLM:
+        return fast_dllm_tensors()
     if which in NEMOTRON:
         return nemotron_tensors(which)
     return sdar_tensors(which) if which in SDAR else llada2_tensors(which)

@@ -29,6 +29,7 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
     ("mask", "Sequential"): "quota:Sequential",
+    ("mask", "SubBlocks"): "sub_blocks:SubBlocks",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
 }
 

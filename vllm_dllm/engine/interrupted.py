@@ -83,17 +83,18 @@ class InterruptedCanvas:
         if start > len(known):
             # vLLM has dropped the result of the step in which the block before this canvas left, so
             # that block has to leave again.
-            self._resume_commit(slots, slot, start - slots.length, output_end, prompt_length)
+            start -= slots.length
+            self._resume_commit(slots, slot, start, output_end, prompt_length)
         else:
             for name, row in self.rows.items():
                 getattr(slots, name)[slot].copy_(row)
             for name, row in self.algorithm_state.items():
                 slots.algorithms.for_slot(slot).state[name][slot].copy_(row)
-            # This is less than before if vLLM has dropped what the last step streamed; those tokens
-            # are then output again.
-            slots.tail[slot].fill_(len(known) - start)
             if slots.constrained[slot]:
                 parts.constraints.resume(slot, known[prompt_length:], max(start - prompt_length, 0))
+        # This is less than before if vLLM has dropped what the last step streamed; those tokens are
+        # then output again.
+        slots.tail[slot].fill_(len(known) - start)
         if self.logprobs is not None:
             parts.logprobs.restore(slot, self.logprobs)
 

@@ -263,6 +263,8 @@ class DiffusionModelState(ModelState):
         input_batch.max_seq_len_np = None
         if self.policy.granted:
             read_again(input_batch, req_states.all_token_ids.gpu)
+        if self.slots.kind.shifted:
+            read_canvases(input_batch, req_states.draft_tokens)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
@@ -295,6 +297,26 @@ class DiffusionModelState(ModelState):
         # bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)
+
+
+def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
+    """Write the canvases of a step into the model's input.
+
+    vLLM has done so except for canvases that end with the prompt, see `SlotState.enter`: it takes
+    their tokens for prompt tokens, which it writes into the input of prefills only.
+
+    Args:
+        input_batch: vLLM's ``InputBatch``.
+        canvases: int ``[slots, L]``, vLLM's draft tokens.
+    """
+    drafts = input_batch.num_draft_tokens_per_req
+    if not input_batch.num_draft_tokens:
+        return
+    slots = input_batch.idx_mapping[: len(drafts)]
+    if not drafts.all():
+        slots = slots[to_device(np.flatnonzero(drafts), slots.device)]
+    ids = input_batch.input_ids
+    ids[input_batch.logits_indices] = canvases[slots].flatten().to(ids.dtype)
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:

@@ -112,8 +112,9 @@ class Readings:
     Attributes:
         statistics: row statistics ``[n, L]``.
         noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
-        next_canvas: int64 ``[n, L]``, uniform random tokens with which the canvases after these
-            begin; None for a masked model, or if not all canvases are L wide.
+        next_canvas: int64 ``[n, L]``, the tokens with which the canvases after these begin: uniform
+            random tokens, or masks behind the token that `readout_shifted` has read. None for other
+            masked models, or if not all canvases are L wide.
         soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale; None for a masked
             model, or if no canvas may go on.
         log_probabilities: float32 ``[n, L, K]``, those of the ids in `ReadRequest.ask`, or None.
@@ -190,11 +191,16 @@ def make_readout(
     if masked:
         from vllm_dllm.engine.readout_masked import MaskedReadout
 
+        readout = MaskedReadout
+        if slots.kind.shifted:
+            from vllm_dllm.engine.readout_shifted import ShiftedReadout
+
+            readout = ShiftedReadout
         if not triton:
-            return MaskedReadout(model.head, slots, parts, compile)
+            return readout(model.head, slots, parts, compile)
         from vllm_dllm.engine.readout_triton import MaskedKernels
 
-        return MaskedReadout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
+        return readout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
     from vllm_dllm.engine.readout_noise import NoiseReadout
 
     if not triton:

@@ -59,6 +59,8 @@ class CanvasKind:
             ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
             the first canvas begins directly after the prompt.
         edit_tokens: the ids with which the model changes the layout of a canvas, or None.
+        shifted: position i is read at row i - 1, see `Family.shifted`; only with masks, and
+            aligned.
     """
 
     length: int
@@ -66,6 +68,7 @@ class CanvasKind:
     mask_token: int | None
     aligned: bool
     edit_tokens: EditTokens | None = None
+    shifted: bool = False
 
 
 # The columns of a slot's integers and flags before those of its canvas, see `SlotState`: None for
@@ -373,17 +376,24 @@ class SlotState:
 
         Where canvases are not aligned, the first one begins with the last `reread` prompt tokens.
         `configure` follows, and sets what this leaves at 0.
+
+        If positions are read at the row before, a prompt without a tail has its last block
+        committed once more: the last row of that pass predicts the answer's first token.
         """
         tail = len(prompt) % self.length if self.kind.aligned else reread
+        again = self.kind.shifted and not tail
+        if again:
+            tail = self.length
         start = len(prompt) - tail
         canvas = self._fresh_on_host(seed, start)
         canvas[:tail] = prompt[start:]
         integers = self._integers.on_host(
             np.int64,
             seed=seed,
-            after_prefill=int(Phase.DENOISE),
+            after_prefill=int(Phase.COMMIT if again else Phase.DENOISE),
             start=start,
             tail=tail,
+            ready=tail if again else 0,
             phase=int(Phase.PREFILL),
             tokens=canvas,
         )
@@ -500,7 +510,9 @@ class SlotState:
             fresh = self._fresh(now.seed, start)
         tokens = torch.where(replaced, fresh, after.tokens)
         masked = after.masked
-        if self.kind.mask_token is not None:
+        if self.kind.shifted:  # the commit has predicted the first token of the next canvas
+            masked = masked | (replaced & (self.position > 0))
+        elif self.kind.mask_token is not None:
             masked = masked | replaced
         numbers = progress | {"start": start}
         constant = now.integers[:, : self._integers.before(CHANGING[0])]

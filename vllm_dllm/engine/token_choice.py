@@ -326,8 +326,13 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
     def _per_row(self, values: torch.Tensor, request: ReadRequest) -> torch.Tensor:
-        """The values ``[n]`` of canvases for each row that is read."""
+        """The temperatures ``[n]`` of canvases for each row that is read.
+
+        The token that a commit predicts for the next canvas (`readout_shifted`) is never drawn.
+        """
         rows = values.repeat_interleave(self.slots.length)
+        if self.slots.kind.shifted:
+            rows.view(-1, self.slots.length)[:, 0] = 0
         return rows if request.rows is None else rows.index_select(0, request.rows)
 
     def _drawn(

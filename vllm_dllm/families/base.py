@@ -31,6 +31,9 @@ class Family(ABC):
             prompt.
         commits_in_place: a denoise pass over a final canvas counts as a commit, because the model
             reads both with the same mask and the same input.
+        shifted: position i is read at row i - 1, as causal models are. A canvas then begins with a
+            decided token: a prompt token, or the likeliest one after the last row of the commit
+            before. Needs masks, `aligned` and `commits_in_place`.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
             default of ``max_num_seqs`` is lower.
         verifies: its commit is causal, and row i of it predicts the token at position i + 1, so
@@ -44,6 +47,7 @@ class Family(ABC):
     algorithm: ClassVar[str]
     aligned: ClassVar[bool]
     commits_in_place: ClassVar[bool]
+    shifted: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
     excludes: ClassVar[frozenset[Beside]] = frozenset()

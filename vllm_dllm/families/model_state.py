@@ -25,7 +25,12 @@ class FamilyModelState(DiffusionModelState):
         family, served = family_of(vllm_config), vllm_config.model_config.dllm
         vocabulary = vllm_config.model_config.get_vocab_size()
         kind = CanvasKind(
-            served.length, vocabulary, served.mask_token, family.aligned, served.edit_tokens
+            served.length,
+            vocabulary,
+            served.mask_token,
+            family.aligned,
+            served.edit_tokens,
+            family.shifted,
         )
         policy = CommitPolicy(
             sync=served.settings.execution == "sync",

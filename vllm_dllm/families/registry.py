@@ -31,6 +31,7 @@ OURS = {
     "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
     "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion"),
     "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder"),
+    "Fast_dLLM_QwenForCausalLM": ("fast_dllm", "FastDLLM"),
 }
 # The configuration classes that transformers lacks, in `hf_config.py`, by ``model_type``.
 CONFIGS = {
@@ -43,6 +44,7 @@ CONFIGS = {
         "nemotron_labs_diffusion",
         "NemotronLabsDiffusionVLMConfig",
     ),
+    "Fast_dLLM_Qwen": ("fast_dllm", "FastDLLMConfig"),
 }
 
 

@@ -57,7 +57,7 @@ def configure_engine(
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     stated, elsewhere = generation_settings(vllm_config, family)
     length, model = diffusion.canvas_length, vllm_config.model_config
-    commits = choose_commits(vllm_config, settings, family.commits_in_place, length)
+    commits = choose_commits(vllm_config, settings, family.commits_in_place, length, family.shifted)
     served = Served(
         corruption=family.corruption,
         own_algorithm=family.algorithm,

@@ -15,7 +15,7 @@ DEFAULT_BLOCK_LENGTH = 32
 MAX_CANVAS = 1 << 16
 LENGTH = Range(least=1, most=MAX_CANVAS, whole=True)
 # The names of the block length in ``config.json``.
-LENGTHS = ("block_length", "canvas_length", "block_size")
+LENGTHS = ("block_length", "canvas_length", "block_size", "bd_size")
 # When a finished block's keys and values are written, see `startup.commit_choice`.
 SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
 # The values that YAML reads from on, off, or nothing.

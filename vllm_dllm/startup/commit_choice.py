@@ -42,7 +42,11 @@ FREE_TOKENS_CPU = 32
 
 
 def choose_commits(
-    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
+    vllm_config: VllmConfig,
+    settings: DllmSettings,
+    in_place: bool,
+    length: int,
+    shifted: bool = False,
 ) -> str:
     """Choose how blocks are committed, and log the reason.
 
@@ -51,6 +55,7 @@ def choose_commits(
         settings: the server's settings.
         in_place: see `Family.commits_in_place`.
         length: L, tokens of a block.
+        shifted: see `Family.shifted`.
 
     Returns:
         `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
@@ -58,19 +63,25 @@ def choose_commits(
     Raises:
         SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
     """
-    way, reason = _chosen(vllm_config, settings, in_place, length)
+    way, reason = _chosen(vllm_config, settings, in_place, length, shifted)
     logger.info("dllm: blocks are committed %s (%s)", WORDS[way], reason)
     return way
 
 
 def _chosen(
-    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
+    vllm_config: VllmConfig,
+    settings: DllmSettings,
+    in_place: bool,
+    length: int,
+    shifted: bool,
 ) -> tuple[str, str]:
     """The way and the reason."""
     if settings.fused_commit == "off":
         return SEPARATE, "dllm.fused_commit=off"
     asynchronous = _will_be_asynchronous(vllm_config)
     obstacles = _obstacles(vllm_config, settings, in_place, length if asynchronous else 0)
+    if shifted:
+        obstacles.insert(0, "a block's first token is predicted by the commit of the block before")
     if settings.fused_commit == "on":
         if obstacles:
             raise SettingsError(f"dllm.fused_commit=on: impossible, because {obstacles[0]}")

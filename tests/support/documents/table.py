@@ -143,6 +143,7 @@ SHORTER = {
 TWINS = {
     r"MODEL": f"{TINY}/tiny-llada2",
     r"inclusionAI/LLaDA2[\w.-]*": f"{TINY}/tiny-llada2",
+    r"Efficient-Large-Model/Fast_dLLM[\w.-]*": f"{TINY}/tiny-sdar",
     r"JetLM/SDAR[\w.-]*|Gen-Verse/TraDo[\w.-]*|OpenMOSS-Team/DiRL[\w.-]*": f"{TINY}/tiny-sdar",
     r"google/diffusiongemma[\w.-]*": f"{TINY}/tiny-diffusiongemma",
     r"/path/to/a-quantized-llada2": f"{QUANTIZED}/tiny-llada2-nvfp4",

@@ -1,0 +1,63 @@
+"""Fast-dLLM v2: Qwen2.5, trained to fill masked blocks of 32 and read as a causal model is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm_dllm.decoding.base import Beside
+from vllm_dllm.families.block_causal.family import BlockCausalFamily
+from vllm_dllm.families.config_fields import Fields
+from vllm_dllm.families.fast_dllm.hf_config import FastDLLMConfig
+from vllm_dllm.ranges import SettingsError
+from vllm_dllm.startup.checks import check_quantization
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+# The id that the authors' code has as a default, for a checkpoint that is served without tokenizer.
+MASK = 151665
+FIELDS = Fields(
+    FastDLLMConfig,
+    # A field of the training (as it is spelled there), and what vLLM reads.
+    frozenset({"conplemenrary_mask", "rope_theta", "rope_scaling"}),
+    # What vLLM's Qwen2 would ignore, or do in a way that does not fit a canvas.
+    {
+        "is_causal": ((None, True), "attention without a cache"),
+        "hidden_act": (("silu",), "another activation than SiLU"),
+        "dual_chunk_attention_config": ((None,), "attention by chunks of the context"),
+    },
+)
+
+
+class FastDLLM(BlockCausalFamily):
+    """Fast-dLLM v2, 1.5B and 7B."""
+
+    architecture: ClassVar[str] = "Fast_dLLM_QwenForCausalLM"
+    algorithm: ClassVar[str] = "SubBlocks"
+    shifted: ClassVar[bool] = True
+    # What these change or report would not hold for the boundary token, which no step decides.
+    excludes: ClassVar[frozenset[Beside]] = frozenset(
+        {"constraints", "logprobs", "traces", "row_options"}
+    )
+    fields: ClassVar[Fields] = FIELDS
+    mask_spellings: ClassVar[tuple[str, ...]] = ("|<MASK>|",)
+
+    def configure(self, vllm_config: VllmConfig) -> None:
+        """See `Family.configure`."""
+        check_quantization(vllm_config)
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        if stages > 1:
+            raise SettingsError(
+                f"--pipeline-parallel-size {stages}: not supported for {type(self).__name__}; use "
+                "--tensor-parallel-size"
+            )
+        super().configure(vllm_config)
+        # Qwen2.5's generation config has a penalty, which the authors' `generate` does not apply.
+        override = vllm_config.model_config.override_generation_config
+        override.setdefault("repetition_penalty", 1.0)
+
+    def find_mask_token(self, model_config: ModelConfig) -> int:
+        """See `BlockCausalFamily`; without a tokenizer it is the id of the authors' code."""
+        if model_config.skip_tokenizer_init and model_config.hf_config.mask_token_id is None:
+            model_config.hf_config.mask_token_id = MASK
+        return super().find_mask_token(model_config)
