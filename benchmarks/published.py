@@ -123,6 +123,7 @@ def nemotron(layers: int, hidden: int, width: int) -> Geometry:
         attention=(Attention(layers, 32, 8, 128),),
         dense={width: layers},
         positions=262144,
+        head_norms=0,
         algorithm="ConfidenceThreshold",
     )
 

@@ -161,7 +161,7 @@ def test_settings_of_a_command_are_settings(command: str) -> None:
     for found in re.findall(r"--additional-config '(.*?)'", command):
         given = json.loads(found)
         settings = parse_settings(given, "mask", "LowConfidence")
-        choice = Served("mask", "LowConfidence", settings).choose()
+        choice = Served("mask", "LowConfidence", settings, verifies=True).choose()
         name = given["dllm"].pop("algorithm")
         assert name.startswith(choice.algorithm.name)
         assert given["dllm"].items() <= choice.settings.values().items()

@@ -42,6 +42,7 @@ MASKED = {
     "gamma": ("Credit", Number()),
     "beta": ("Credit", Number(most=1)),
     "entropy_bound": ("EntropyBound", Number()),
+    "sub_block_length": ("SubBlocks", Number(least=1, most=STEPS, whole=True)),
 }
 UNIFORM = {
     "entropy_bound": ("EntropyBound", Number(above=True)),

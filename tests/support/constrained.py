@@ -184,7 +184,8 @@ def random_schema(random: Random, depth: int) -> dict[str, Any]:
 
 def random_params(random: Random, case: Case, corruption: Corruption) -> SamplingParams:
     """Temperature, seed, filters and algorithm at random; `max_tokens` is for the caller."""
-    algorithm = random.choice(list(algorithms(corruption)))
+    able = [each for each in algorithms(corruption) if "constraints" not in each.excludes]
+    algorithm = random.choice(able)
     warm = algorithm.samples and random.random() < 0.5
     return SamplingParams(
         temperature=random.choice([0.3, 1.0, 2.0]) if warm else 0,

@@ -146,6 +146,21 @@ class Reference:
         answer.decided.append(len(chosen))
         answer.margin = min(answer.margin, margin)
 
+    def linear_spec(self, prompt: list[int], max_tokens: int, block: int) -> tuple[list[int], int]:
+        """Draft and verify until `max_tokens` are there; the tokens, and how often it verified."""
+        known, rounds = list(prompt), 0
+        while len(known) < len(prompt) + max_tokens:
+            canvas = known[-1:] + [self.mask] * (block - 1)
+            drafted = self.logits(known[:-1], canvas)[len(known) - 1 :].argmax(-1).tolist()
+            canvas = known[-1:] + drafted[1:]
+            predicted = self.logits(known[:-1] + canvas, [])[len(known) - 1 :].argmax(-1).tolist()
+            count = 0
+            while count < block - 1 and predicted[count] == canvas[count + 1]:
+                count += 1
+            known += predicted[: count + 1]
+            rounds += 1
+        return known[len(prompt) : len(prompt) + max_tokens], rounds
+
     def greedy_margin(self, prompt: list[int], answer: list[int]) -> float:
         """How surely an answer is that of greedy autoregressive decoding; below 0 if it is not."""
         logits = self.logits(prompt + answer, [])[len(prompt) - 1 : -1]
@@ -202,7 +217,11 @@ def random_checkpoint(path: Path, block: int, likely: int = VOCABULARY) -> Path:
         elif "lm_head" in name:
             gain *= 2.5
         weight.data = torch.randn(weight.shape, generator=generator) * gain
-    model.lm_head.weight.data[likely:] *= 0.1
+    head = model.lm_head.weight.data
+    head[likely:] *= 0.1
+    if likely < VOCABULARY:
+        pairs = likely // 2 * 2
+        head[1:pairs:2] = -head[0:pairs:2]  # so that one of them always has a large logit
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
         name.replace("model.", "encoder.", 1).replace("lm_head.", "diffusion_head.", 1): tensor

@@ -112,6 +112,8 @@ def test_mixed_requests_compile_nothing(name: str, count: int) -> None:
 
         update.compilable = looked_up
         asked = mixed_requests(name, count)
+        plain: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "extra_args": {}}
+        completions(running, [(asked[0][0], plain)], {})
         while asked:
             batch = [asked.pop() for _ in range(min(len(asked), draw.choice([1, 2, 5, 8, 16])))]
             completions(running, batch, {})

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.serving.engines.test_nemotron import ENGINES
-from tests.support.engine import answers_of_child
-from tests.support.nemotron_requests import verifying
+from tests.support.engine import answers_of_child, count_calls, engine, greedy
+from tests.support.nemotron_requests import prompt, verifying
 from tests.support.reference_nemotron import (
     Reference,
     autoregressive_checkpoint,
@@ -65,19 +65,37 @@ def test_the_answer_is_that_of_greedy_decoding(
     assert min(margins) > -MARGIN, "vLLM's own answer is not the greedy one"
     robust = [n for n, margin in enumerate(margins) if margin > MARGIN]
     assert len(robust) >= 0.98 * count, "too many near ties to compare"
-    for name, engine in zip(names, found, strict=True):
-        assert (engine["preemptions"] > 0) == ("preempted" in name), name
-        alone = {int(n): tokens for n, tokens in engine["alone"].items()}
+    for name, served in zip(names, found, strict=True):
+        assert (served["preemptions"] > 0) == ("preempted" in name), name
+        alone = {int(n): tokens for n, tokens in served["alone"].items()}
         assert len(alone) == count / 4
-        for answers in (*map(dict, map(enumerate, engine["answers"])), alone):
+        for answers in (*map(dict, map(enumerate, served["answers"])), alone):
             different = [
                 n for n in robust if n in answers and answers[n] != room(name, asked[n], wanted[n])
             ]
             assert not different, (name, different)
         print(
             f"block {block}, {likely} likely ids, {name}: {len(robust)} of {count} compared, "
-            f"{engine['passes per token']:.2f} passes per token"
+            f"{served['passes per token']:.2f} passes per token"
         )
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_linear_spec_keeps_as_much_of_a_draft_as_the_loop(tmp_path: Path) -> None:
+    """As many passes, and at least one draft of which several tokens were right."""
+    model = random_checkpoint(tmp_path, 8, likely=2)
+    reference = Reference(model)
+    prompts = [prompt(n, 2 + 3 * n) for n in range(12)]
+    wanted = [reference.linear_spec(one, 40, 8) for one in prompts]
+    with engine(model, 8, diffusion_config=None) as alone:
+        passes = count_calls(alone.scheduler, "make_spec_decoding_stats")
+        params = greedy(40, ignore_eos=True, diffusion_algorithm="LinearSpec")
+        for one, (tokens, rounds) in zip(prompts, wanted, strict=True):
+            passes.clear()
+            assert alone.generate([one], [params])[0][0] == tokens
+            assert len(passes) == 2 * rounds
+    assert min(rounds for _, rounds in wanted) < 30
 
 
 def room(name: str, asked: dict[str, Any], wanted: list[int]) -> list[int]:

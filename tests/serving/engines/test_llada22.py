@@ -37,7 +37,8 @@ PARTS = {"delete", "split", "cut", "escape", "last round", "unchanged", "too few
 
 def prompts(block: int) -> list[list[int]]:
     """Of every length around the edges of blocks; with the ids of masks and edits."""
-    lengths = [*range(1, min(2 * block, 16) + 2), 2 * block, 3 * block - 1, 5 * block + 3, 96]
+    near = range(1, 2 * block + 2) if block == 8 else (1, 2, 17, *range(30, 36), *range(62, 66))
+    lengths = [*near, 2 * block, 3 * block - 1, 4 * block + 3, 96]
     made = [
         [(37 * i * i + 11 * i + n) % 289 for i in range(1, k + 1)] for n, k in enumerate(lengths)
     ]

@@ -111,8 +111,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"mask_token_id": 300}, ("mask_token_id", "300")),
     ({"vocab_size": 250, "mask_token_id": 299}, ("mask_token_id", "250")),
     ({"max_position_embeddings": 16}, ("max_position_embeddings", "16")),
-    # What we do not do; without our check other experts would be chosen.
-    ({"expert_capacity": 4}, ("expert_capacity=4", "whole blocks")),
+    # It makes the model one of LLaDA2.2, whose other fields are missing.
+    ({"expert_capacity": 4}, ("delete_token_id", "is missing")),
+    # What we do not do.
     ({"use_rmsnorm": False}, ("use_rmsnorm=False", "layer norm")),
 ]
 

@@ -99,7 +99,7 @@ ALGORITHMS = [
         GEMMA,
         dllm(threshold=0.9),
         "dllm.threshold is not a setting of EntropyBound, which has dllm.confidence_threshold",
-        "remove it, because it belongs to Credit, Hierarchical",
+        "remove it, because it belongs to ConfidenceThreshold, Credit, Hierarchical",
     ),
     Mistake(GEMMA, dllm(treshold=0.9), "'treshold': dllm.threshold is not", "remove it"),
     Mistake(
@@ -112,7 +112,7 @@ ALGORITHMS = [
         ("SDAR",),
         dllm(algorithm="Sequential", threshold=0.9),
         "dllm.threshold is not a setting of Sequential, which has dllm.steps",
-        "remove it, or set dllm.algorithm to Credit",
+        "remove it, or set dllm.algorithm to ConfidenceThreshold",
     ),
     Mistake(
         MASKED,

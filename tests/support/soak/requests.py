@@ -32,6 +32,8 @@ MASKED: Mapping[str, Ranges] = {
     "ConfidenceThreshold": {"threshold": (0.2, 1.1)},
     "ConfidenceThreshold-DiffCoder": {},
     "FixedSteps": {"steps": (1, 32)},
+    "SubBlocks": {"threshold": (0.2, 1.1), "sub_block_length": (1, 32)},
+    "SubBlocks-Parallel": {},
     "LowConfidenceEven": {"steps": (1, 40)},
     "Leftmost": {"steps": (1, 40)},
     "LowConfidenceDynamic": {"threshold": (0.2, 1.1), "steps": (1, 40)},

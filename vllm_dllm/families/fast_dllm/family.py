@@ -12,10 +12,8 @@ from vllm_dllm.ranges import SettingsError
 from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
-# The id that the authors' code has as a default, for a checkpoint that is served without tokenizer.
-MASK = 151665
 FIELDS = Fields(
     FastDLLMConfig,
     # A field of the training (as it is spelled there), and what vLLM reads.
@@ -41,6 +39,7 @@ class FastDLLM(BlockCausalFamily):
     )
     fields: ClassVar[Fields] = FIELDS
     mask_spellings: ClassVar[tuple[str, ...]] = ("|<MASK>|",)
+    usual_mask_token: ClassVar[int | None] = 151665
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
@@ -55,9 +54,3 @@ class FastDLLM(BlockCausalFamily):
         # Qwen2.5's generation config has a penalty, which the authors' `generate` does not apply.
         override = vllm_config.model_config.override_generation_config
         override.setdefault("repetition_penalty", 1.0)
-
-    def find_mask_token(self, model_config: ModelConfig) -> int:
-        """See `BlockCausalFamily`; without a tokenizer it is the id of the authors' code."""
-        if model_config.skip_tokenizer_init and model_config.hf_config.mask_token_id is None:
-            model_config.hf_config.mask_token_id = MASK
-        return super().find_mask_token(model_config)
