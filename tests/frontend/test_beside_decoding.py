@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dllm.decoding.base import Beside
+from vllm_dllm.decoding.base import ALL_BESIDE, Beside
 from vllm_dllm.frontend.admission import validate_sampling_params
 from vllm_dllm.settings.resolution import Served, StepDetails
 from vllm_dllm.settings.server import DllmSettings
 
-ALL: frozenset[Beside] = frozenset(get_args(Beside))
 # A request's parameters, the one that is named, and what excludes it.
 ASKED: list[tuple[dict[str, Any], str, Beside]] = [
     (
@@ -50,7 +49,7 @@ def test_what_is_excluded_is_refused_and_nothing_else(
     asked: dict[str, Any], name: str, beside: Beside
 ) -> None:
     params = SamplingParams(temperature=0, **asked)
-    validate_sampling_params(params, served(ALL - {beside}), True)
+    validate_sampling_params(params, served(ALL_BESIDE - {beside}), True)
     with pytest.raises(VLLMValidationError, match=f"{name}.* cannot be combined") as error:
         validate_sampling_params(params, served(frozenset({beside})), True)
     assert error.value.parameter == name
@@ -58,12 +57,15 @@ def test_what_is_excluded_is_refused_and_nothing_else(
 
 def test_optional_calls_stay_parsed_without_their_constraint() -> None:
     params = SamplingParams(temperature=0, structured_outputs=StructuredOutputsParams(regex="a"))
-    validate_sampling_params(params, served(ALL), True, constraint_yields=True)
+    validate_sampling_params(params, served(ALL_BESIDE), True, constraint_yields=True)
     assert params.structured_outputs is None
 
 
 def test_the_live_page_leaves_out_what_has_no_trace() -> None:
     params = SamplingParams(temperature=0)
-    for excludes, details in ((ALL, StepDetails.NOTHING), (frozenset[Beside](), StepDetails.LIVE)):
+    for excludes, details in (
+        (ALL_BESIDE, StepDetails.NOTHING),
+        (frozenset[Beside](), StepDetails.LIVE),
+    ):
         found = validate_sampling_params(params, served(excludes), True, StepDetails.LIVE)
         assert found.step_details == details

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -23,6 +23,7 @@ Corruption = Literal["mask", "uniform"]
 # What a request may ask for beside its text: a constraint; logprobs; records of its steps; biases,
 # penalties and other changes to logits; and options that fix or read positions of a canvas.
 Beside = Literal["constraints", "logprobs", "traces", "row_options", "canvas_options"]
+ALL_BESIDE: frozenset[Beside] = frozenset(get_args(Beside))
 
 
 @dataclass(frozen=True)

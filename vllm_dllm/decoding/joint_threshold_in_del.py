@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 
 from vllm_dllm.decoding.base import (
+    ALL_BESIDE,
     Algorithm,
     Beside,
     Canvas,
@@ -84,9 +85,7 @@ class JointThresholdInDel(Algorithm):
     samples: bool = False
     likeliest: int = 1 + TRIES
     moves: bool = True
-    excludes: frozenset[Beside] = frozenset(
-        {"constraints", "logprobs", "traces", "row_options", "canvas_options"}
-    )
+    excludes: frozenset[Beside] = ALL_BESIDE
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
         """See `Algorithm.cap`: the schedule, all editing steps, and one at either end."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_dllm.decoding.base import Algorithm, Beside, Canvas, StepContext, Update, reveal
+from vllm_dllm.decoding.base import (
+    ALL_BESIDE,
+    Algorithm,
+    Beside,
+    Canvas,
+    StepContext,
+    Update,
+    reveal,
+)
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 
@@ -41,9 +49,7 @@ class LinearSpec(Algorithm):
     config: type[AlgorithmConfig] = LinearSpecConfig
     samples: bool = False
     verifies: bool = True
-    excludes: frozenset[Beside] = frozenset(
-        {"constraints", "logprobs", "traces", "row_options", "canvas_options"}
-    )
+    excludes: frozenset[Beside] = ALL_BESIDE
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -191,11 +191,11 @@ class Sequential(Algorithm):
         return reveal(canvas, context, (place >= 0) & (place < count[:, None]))
 
 
-def quota(positions: int, context: StepContext) -> torch.Tensor:
+def quota(positions: torch.Tensor | int, context: StepContext) -> torch.Tensor:
     """The share of this step, int64 ``[slots]``, where `positions` are spread over ``steps``.
 
     SDAR's rules spread all L positions of every block, also of one that begins with a prompt's
-    tail.
+    tail. `positions` may be a number for each slot, int64 ``[slots]``.
 
     Source: ``get_num_transfer_tokens`` of SDAR's ``generate.py`` (JetAstra/SDAR).
 

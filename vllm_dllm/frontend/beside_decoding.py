@@ -63,10 +63,8 @@ def _asked_for(
     asked += [REQUEST_PREFIX + "constrained"] if resolved.constrained else []
     yield "logprobs", asked
     details = resolved.step_details
-    yield (
-        "traces",
-        [REQUEST_PREFIX + name for name, one in TRACING_OPTIONS.items() if one & details],
-    )
+    asked = [REQUEST_PREFIX + name for name, one in TRACING_OPTIONS.items() if one & details]
+    yield "traces", asked
     asked = [name for name, none in PENALTIES.items() if getattr(params, name) != none]
     asked += [name for name in BIASES if getattr(params, name)]
     yield "row_options", asked + (["min_tokens"] if params.min_tokens else [])

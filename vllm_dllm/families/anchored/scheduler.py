@@ -44,8 +44,9 @@ class CanvasScheduler(CommonRules):
 
 
 class VerifiedCanvasScheduler(CanvasScheduler):
-    """`CanvasScheduler` for canvases that may begin with the last known token, see `Verification`.
+    """`CanvasScheduler` for canvases that may begin with the last known token.
 
+    See `engine.verifying_pass`.
     A draft overwrites the keys and values of that token until a causal pass writes them again, so
     its page is not shared yet.
     """

@@ -9,8 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import Ministral3Config
 
 from vllm_dllm.families.config_fields import Fields
-
-DEFAULT_BLOCK_LENGTH = 32
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
 
 
 # `strict` needs annotations that are evaluated.
