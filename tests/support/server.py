@@ -178,10 +178,11 @@ class Server:
                     events += [c["token_ids"] for c in json.loads(data)["choices"]]
         return [event for event in events if event]
 
-    def metric(self, name: str) -> float:
-        """Sum of a Prometheus metric over its labels."""
+    def metric(self, *names: str) -> float:
+        """Sum of Prometheus metrics over their labels, all of them read at one moment."""
         lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
-        return sum(float(ln.rsplit(" ", 1)[1]) for ln in lines if ln.startswith(name + "{"))
+        begins = tuple(name + "{" for name in names)
+        return sum(float(ln.rsplit(" ", 1)[1]) for ln in lines if ln.startswith(begins))
 
     def wait_until_idle(self, seconds: float = 10) -> None:
         """No request runs or waits and no KV block is held, or fail after ``seconds``."""
