@@ -37,7 +37,9 @@ class Model(MaskedCanvasModel, Backbone):
 
 
 def model(scale: float = 1.0, bias: torch.Tensor | None = None) -> Model:
-    return Model(vllm_config=SimpleNamespace(scale=scale, bias=bias, quant_config=None))
+    return Model(
+        vllm_config=SimpleNamespace(scale=scale, bias=bias, quant_config=None, lora_config=None)
+    )
 
 
 def config(folder: Path, diffusion: Any = None, **fields: Any) -> Any:

@@ -130,3 +130,5 @@ def test_recommended_sampling(model: Path) -> None:
     recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
     path.write_text(json.dumps({"eos_token_id": [1, 2], **recommended}))
     assert started(model).model_config.get_diff_sampling_param() == recommended
+    unread = started(model, generation_config="vllm").model_config
+    assert unread.get_diff_sampling_param() == {"temperature": 0}

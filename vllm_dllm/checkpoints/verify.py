@@ -66,8 +66,22 @@ class VerifiedWeights:
             config = vllm_config.model_config.hf_config
             layers = self.spellings(config) if self.released_as else {}
             choose_as_written(vllm_config.quant_config, layers)
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        build: Any = super().__init__
+        if vllm_config.lora_config is None:
+            build(vllm_config=vllm_config, prefix=prefix)
+        else:
+            from vllm_dllm.checkpoints.adapters import choose_layers, experts_without_adapters
+
+            with experts_without_adapters(vllm_config):
+                build(vllm_config=vllm_config, prefix=prefix)
+            choose_layers(self, vllm_config)
         self.vllm_config = vllm_config
+
+    def fused_from(self, name: str) -> list[str]:
+        """VLLM's names of the layers that it has fused into one, in their order there."""
+        prefix, dot, last = name.rpartition(".")
+        packed: Mapping[str, list[str]] = getattr(self, "packed_modules_mapping", {})
+        return [f"{prefix}{dot}{part}" for part in packed.get(last, [last])]
 
     @classmethod
     def tensor_shapes(cls, config: Any) -> Shapes:
@@ -173,6 +187,8 @@ def verified(
         whole: whether all expected tensors must come. False for an update of weights, which a
             trainer sends in parts.
 
+    Names that a wrapper has changed are passed on as the model has them, see `saved_names`.
+
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or
             differs from its copy; or, after all tensors have been passed on, some are missing.
@@ -187,6 +203,12 @@ def verified(
         if known is None or (known == HEAD and HEAD not in expected):
             continue
         if known not in expected:
+            from vllm_dllm.checkpoints.saved_names import unwrapped
+
+            name = unwrapped(name, lambda plain: one_name(plain) in expected)
+            known = one_name(name)
+            assert known is not None
+        if known not in expected:
             from vllm_dllm.checkpoints.quantized import check_unexpected
 
             check_unexpected(name, known, tensor, expected, missing, architecture)
@@ -199,9 +221,9 @@ def verified(
             refuse_dtype(name, known, tensor, expected)
         # A single number may be stored as () or (1,).
         if tuple(tensor.shape) != shape and not tensor.numel() == math.prod(shape) == 1:
-            raise ValueError(
-                f"tensor {name!r} has shape {tuple(tensor.shape)}, but config.json asks for {shape}"
-            )
+            from vllm_dllm.checkpoints.saved_names import refuse_shape
+
+            refuse_shape(name, tensor, shape)
         if whole:
             checksum = _checksum(tensor)
             first, of_first = came.setdefault(known, (name, checksum))

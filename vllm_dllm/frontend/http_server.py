@@ -3,18 +3,20 @@
 VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
 parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has
 taken the request, so a refused request gets the same status and body with ``stream`` as without.
-It also adds to an answer the traces that its request asked for.
+It also adds to an answer the traces that its request asked for, and it gives status 400, where vLLM
+gives 500, to a LoRA adapter that the engine refuses.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.anthropic.api_router import translate_error_response
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
@@ -26,6 +28,9 @@ from vllm_dllm.frontend import current
 from vllm_dllm.frontend.http_request import HttpRequest
 
 MESSAGES = "/v1/messages"
+ADAPTERS = "/v1/load_lora_adapter"
+# What vLLM's message begins with if the engine has refused an adapter and goes on.
+REFUSED_ADAPTER = "Call to add_lora method failed"
 # For each path where vLLM drops unknown fields, the fields that are known. Other endpoints keep all
 # fields, and vLLM's handlers see them. Anthropic's API has a service tier whose values differ from
 # OpenAI's; it has no effect on tokens.
@@ -102,6 +107,13 @@ class StatusAfterAdmission:
             response = await _response_to(http.error, Request(scope, receive))
             await response(scope, receive, send)
             return
+        if http.path.endswith(ADAPTERS) and held and held[0]["status"] == 500:
+            error = json.loads(_body(held))["error"]["message"]
+            if error.startswith(REFUSED_ADAPTER):
+                refusal = create_error_response(error)
+                answer = JSONResponse(refusal.model_dump(), refusal.error.code)
+                await answer(scope, receive, send)
+                return
         if http.traced and held:
             held = _with_traces(held, http)
         await release()
@@ -114,18 +126,22 @@ def _may_begin(http: HttpRequest, held: list[Message]) -> bool:
         for name, value in held[0].get("headers", ())
     )
     if http.request is None or not (streams or http.traced):
-        return True
+        return not http.path.endswith(ADAPTERS)
     # The first event shows that every prompt of the request was given to the engine. An answer with
     # traces begins when it is complete.
     return streams and http.error is None and http.admitted and len(held) > 1
+
+
+def _body(held: list[Message]) -> bytes:
+    """The body of a whole answer."""
+    return b"".join(part.get("body", b"") for part in held[1:])
 
 
 def _with_traces(held: list[Message], http: HttpRequest) -> list[Message]:
     """A whole answer with what its request asked for."""
     from vllm_dllm.frontend.traces import add_to_answer
 
-    start, *parts = held
-    body = add_to_answer(b"".join(part["body"] for part in parts), http.queues)
+    start, body = held[0], add_to_answer(_body(held), http.queues)
     headers = [(n, v) for n, v in start["headers"] if n.lower() != b"content-length"]
     start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
     return [start, {"type": "http.response.body", "body": body}]

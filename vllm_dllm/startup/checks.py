@@ -70,7 +70,6 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
     """For each option of runner, scheduler and devices, whether it is refused, and the message."""
     from vllm import envs
     from vllm.platforms import current_platform
-    from vllm.triton_utils import HAS_TRITON
 
     parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
     yield (
@@ -99,14 +98,6 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         parallel.use_ray and not current_platform.ray_device_key,
         f"--distributed-executor-backend ray: on the platform {current_platform.device_name} vLLM "
         "has no device for Ray's workers; set it to mp",
-    )
-    yield (
-        vllm_config.lora_config is not None
-        and vllm_config.model_config.is_moe
-        and current_platform.is_cpu()
-        and not HAS_TRITON,
-        "--enable-lora: on the CPU vLLM applies LoRA to experts with Triton kernels, which "
-        "are missing here; remove it, or merge the adapter into the checkpoint",
     )
     yield (
         envs.VLLM_BATCH_INVARIANT,

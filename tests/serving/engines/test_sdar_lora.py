@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
-from tests.families.test_sdar_config import started
-from tests.support.adapters import ALPHA, RANK, adapter
+from tests.support.adapters import adapter, merged
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_sdar import Reference, Rule, random_checkpoint
 from tests.support.sdar_requests import MARGIN, prompt
@@ -35,21 +32,6 @@ ENGINES: dict[str, dict[str, Any]] = {
         "max_num_seqs": 4,
     },
 }
-
-
-def merged(model: Path, adapted: Path, path: Path) -> Path:
-    """A checkpoint whose weights hold the adapter."""
-    shutil.copytree(model, path)
-    weights = load_file(model / "model.safetensors")
-    parts = load_file(adapted / "adapter_model.safetensors")
-    for name, down in parts.items():
-        module, _, kind = name.removeprefix("base_model.model.").partition(".lora_")
-        if kind.startswith(("A", "embedding_A")):
-            up = parts[name.replace("_A", "_B")]
-            more = up @ down * (ALPHA / RANK)
-            weights[f"{module}.weight"] += more.T if kind.startswith("embedding") else more
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +108,3 @@ def test_an_adapter_of_the_head_is_refused(served: Any, tmp_path: Path) -> None:
         pytest.raises(ValueError, match="lm_head"),
     ):
         running.llm.llm_engine.add_lora(LoRARequest("head", 1, str(path)))
-
-
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    model = random_checkpoint(tmp_path, experts=True, block=BLOCK)
-    with pytest.raises(RuntimeError, match=r"--enable-lora: on the CPU .* experts"):
-        started(model, enable_lora=True)

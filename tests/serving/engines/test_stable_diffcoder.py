@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.serving.engines.test_sdar import ENGINES, QUICK
-from tests.serving.engines.test_sdar_lora import LORA, generate, merged
-from tests.support.adapters import adapter
+from tests.serving.engines.test_sdar_lora import LORA, generate
+from tests.support.adapters import adapter, merged
 from tests.support.drive import TWO_BLOCKS, Family
 from tests.support.engine import answers_of_child, engine, greedy
 from tests.support.lifecycle import BUDGET, EVENTS, PHASES, World, assert_unnoticed

@@ -183,7 +183,6 @@ OPTIONS = [
         "dllm.fused_commit=on",
         "pipeline",
     ),
-    Mistake(("LLaDA2",), {"enable_lora": True}, "--enable-lora", "remove it, or merge the adapter"),
     Mistake(
         EVERY, {"attention_config": {"backend": "TRITON_ATTN"}}, "TRITON_ATTN", "choose CPU_ATTN"
     ),

@@ -114,7 +114,6 @@ def test_refused_with_name_and_remedy(model: str) -> None:
             {"additional_config": {"dllm": {"algorithm": "os:abort"}}},
             ("os:abort", "cannot be loaded: it does not inherit"),
         ),
-        ({"enable_lora": True}, ("--enable-lora", "Triton")),
         (
             {"max_model_len": 32, "async_scheduling": True} | FUSED,
             ("dllm.fused_commit=on", "one block"),

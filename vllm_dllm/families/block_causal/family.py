@@ -99,7 +99,8 @@ class BlockCausalFamily(Family):
                 "remove it"
             )
         # vLLM's own default is 1.0.
-        recommended = model.try_get_generation_config() if self.samples else {}
+        reads_file = self.samples and model.generation_config != "vllm"
+        recommended = model.try_get_generation_config() if reads_file else {}
         if "temperature" not in recommended:
             model.override_generation_config.setdefault("temperature", 0.0)
         log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")

@@ -12,6 +12,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaForConditionalGeneration
 from vllm.model_executor.models.gemma4_mm import Gemma4DummyInputsBuilder
+from vllm.model_executor.models.interfaces import SupportsLoRA
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.platforms import current_platform
 
@@ -32,7 +34,9 @@ _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 @MULTIMODAL_REGISTRY.register_processor(
     ReadablePictures, info=PicturesNotEmbeddings, dummy_inputs=Gemma4DummyInputsBuilder
 )
-class DiffusionGemmaForBlockDiffusion(VerifiedWeights, DiffusionGemmaForConditionalGeneration):
+class DiffusionGemmaForBlockDiffusion(
+    VerifiedWeights, DiffusionGemmaForConditionalGeneration, SupportsLoRA
+):
     """google/diffusiongemma-*: text and images in, text out."""
 
     released_as: ClassVar[str] = "DiffusionGemma"
@@ -45,6 +49,26 @@ class DiffusionGemmaForBlockDiffusion(VerifiedWeights, DiffusionGemmaForConditio
             from vllm_dllm.families.diffusion_gemma.reference_window import use_reference_window
 
             use_reference_window(self)
+
+    @property
+    def lora_manager(self) -> Any:
+        """VLLM's manager of adapters."""
+        return self._lora_manager
+
+    @lora_manager.setter
+    def lora_manager(self, manager: Any) -> None:
+        """Called by vLLM when it has wrapped the layers, before it loads an adapter."""
+        manager.packed_modules = {name: self.fused_from(name) for name in manager.packed_modules}
+        self._lora_manager = manager
+
+    def fused_from(self, name: str) -> list[str]:
+        """See `VerifiedWeights.fused_from`; the values of full attention are its keys."""
+        layers = super().fused_from(name)
+        if name.endswith(".qkv_proj"):
+            kinds = self.config.text_config.layer_types
+            if kinds[extract_layer_index(name)] == "full_attention":
+                layers[2] = layers[1]
+        return layers
 
     @staticmethod
     def get_model_state_cls() -> type[FamilyModelState]:
