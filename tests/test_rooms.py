@@ -82,7 +82,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # vLLM and what imports it are imported inside functions: `demo` and `watch` do without.
     "vllm_dllm.commands": {
-        "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.families.registry",
+        "vllm", "vllm_dllm", "vllm_cpu_v2.plugin", "vllm_dllm.checkpoints.memory",
+        "vllm_dllm.families.registry",
         "vllm_dllm.families.config_fields", "vllm_dllm.plugin", "vllm_dllm.settings",
         "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
     },

@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from examples.quantize.files import SCHEMES, family_of, quantize_checkpoint, scheme_named
+from examples.quantize.files import family_of, quantize_checkpoint, scheme_named
 
+CALIBRATED = ("fp8-dynamic", "int8", "w4a16", "nvfp4")
 PARTS = ("weight_scale", "weight_global_scale", "input_global_scale")
 MOST_TOKENS = 512  # of a sample of text
 
@@ -33,7 +34,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="a folder with an unquantized checkpoint")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--scheme", choices=list(SCHEMES), required=True)
+    parser.add_argument("--scheme", choices=CALIBRATED, required=True)
     parser.add_argument("--group-size", type=int, help="of w4a16; 128 unless given")
     parser.add_argument("--samples", type=int, default=128, help="calibration samples (nvfp4)")
     parser.add_argument(

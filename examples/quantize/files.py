@@ -1,12 +1,15 @@
 """Write a quantized checkpoint from an unquantized one, file by file, with compressed-tensors.
 
     python -m examples.quantize.files SOURCE OUT --scheme int8
+    python -m examples.quantize.files SOURCE OUT --scheme w4a16 --packaging gptq
+    python -m examples.quantize.files SOURCE OUT --scheme nvfp4 --packaging modelopt --ranges NVFP4
 
 Every matrix of a transformer layer is quantized; what `Family.ignore` names is left alone, as are
 embeddings, norms and the head. No model is built: weights need nothing but themselves, rounded to
-nearest. The scales of activations that NVFP4 wants come from a calibration; the scripts beside
-this file run one with LLM Compressor and hand them over. Where several matrices become one in
-vLLM (queries, keys and values; gates and ups), they get one global scale.
+nearest. The scales of activations that FP8 by tensor and NVFP4 want come from a calibration; the
+scripts beside this file run one with LLM Compressor and hand them over, and --ranges takes them
+from a checkpoint that one of these has written. Where several matrices become one in vLLM (queries,
+keys and values; gates and ups), they get one global scale. `packagings.py` has the layouts.
 """
 
 from __future__ import annotations
@@ -22,18 +25,22 @@ from typing import Any
 
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from tqdm import tqdm
 
+from examples.quantize.packagings import PACKAGINGS
 from examples.quantize.storage import Source, Writer
 
 # Our name of a scheme: the library's name, and the layout of its tensors.
 SCHEMES = {
+    "fp8": ("FP8", "float-quantized"),
     "fp8-dynamic": ("FP8_DYNAMIC", "float-quantized"),
     "int8": ("INT8", "int-quantized"),
     "w4a16": ("W4A16", "pack-quantized"),
+    "w4a16-asymmetric": ("W4A16_ASYM", "pack-quantized"),
+    "w8a16": ("W8A16", "pack-quantized"),
     "nvfp4": ("NVFP4", "nvfp4-pack-quantized"),
 }
 # Matrices that vLLM makes one: the last part of a name to a word they share.
@@ -86,13 +93,16 @@ def scheme_named(
 
     Args:
         name: a key of `SCHEMES`.
-        group_size: of `w4a16` only; it must divide the rows of every matrix. None: 128.
+        group_size: of `w4a16` and `w8a16`; it must divide the rows of every matrix. None: 128; -1:
+            one scale for a whole row.
         target: `Linear`, or `re:` and a regular expression for names of modules.
     """
     preset, layout = SCHEMES[name]
     scheme = preset_name_to_scheme(preset, [target])
     scheme.format = layout
-    if group_size is not None:
+    if group_size == -1:
+        scheme.weights.strategy, scheme.weights.group_size = "channel", None
+    elif group_size is not None:
         scheme.weights.group_size = group_size
     return scheme
 
@@ -128,11 +138,19 @@ def group_of(module: str) -> str:
 
 
 def weight_scales(
-    weight: torch.Tensor, scheme: QuantizationScheme, global_scale: torch.Tensor | None
+    weight: torch.Tensor, scheme: QuantizationScheme, largest: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """Scales that cover the largest magnitude of each channel, group or tensor."""
-    args = scheme.weights
-    strategy = str(getattr(args.strategy, "value", args.strategy))
+    """Scales that cover the largest magnitude of each channel, group or tensor.
+
+    Args:
+        weight: ``[out, in]``.
+        scheme: how it is quantized.
+        largest: the largest magnitude of the matrices that become one, see `largest_magnitudes`.
+    """
+    args, global_scale = scheme.weights, None
+    strategy = strategy_of(scheme)
+    if strategy == "tensor_group" and largest is not None:
+        global_scale = generate_gparam(-largest, largest)
     if strategy in ("group", "tensor_group"):
         if weight.shape[1] % args.group_size:
             raise SystemExit(
@@ -144,51 +162,71 @@ def weight_scales(
     elif strategy == "channel":
         low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
     else:
-        low, high = weight.amin(), weight.amax()
-    scale, _ = calculate_qparams(low.float(), high.float(), args, global_scale)
-    found = {"weight_scale": scale}
+        assert largest is not None
+        low, high = -largest, largest
+    scale, zero = calculate_qparams(low.float(), high.float(), args, global_scale)
+    found = {"weight_scale": scale.reshape(1) if strategy == "tensor" else scale}
+    if not args.symmetric:
+        found["weight_zero_point"] = zero
     if global_scale is not None:
         found["weight_global_scale"] = global_scale.clone()  # matrices share it, files do not
     return found
 
 
-def global_scales(
+def strategy_of(scheme: QuantizationScheme) -> str:
+    """What has a scale of its own: `tensor`, `channel`, `group` or `tensor_group`."""
+    return str(getattr(scheme.weights.strategy, "value", scheme.weights.strategy))
+
+
+def largest_magnitudes(
     source: Source, schemes: Sequence[QuantizationScheme], family: Family
 ) -> dict[str, torch.Tensor]:
-    """For NVFP4: one global scale for each matrix, or for those that become one."""
-    if not any(scheme.format == SCHEMES["nvfp4"][1] for scheme in schemes):
+    """For FP8 by tensor and NVFP4: of each matrix, or of those that become one."""
+    if not any(has_one_scale(scheme) for scheme in schemes):
         return {}
     largest: dict[str, torch.Tensor] = {}
     for stored in tqdm(source.files, desc="ranges", unit="tensor"):
         for name, tensor in source.matrices(stored):
             scheme = scheme_for(name, tensor, family, schemes)
-            if scheme is not None and scheme.format == SCHEMES["nvfp4"][1]:
+            if scheme is not None and has_one_scale(scheme):
                 group = group_of(name.removesuffix(".weight"))
                 here = tensor.abs().amax().float()
                 largest[group] = torch.maximum(largest.get(group, here), here)
-    return {group: generate_gparam(-high, high) for group, high in largest.items()}
+    return largest
+
+
+def has_one_scale(scheme: QuantizationScheme) -> bool:
+    """Whether a scale holds for whole matrices, and static scales for their inputs."""
+    return strategy_of(scheme) in ("tensor", "tensor_group")
 
 
 def compressed(
     module: str,
     weight: torch.Tensor,
     scheme: QuantizationScheme,
-    global_scale: torch.Tensor | None,
+    largest: torch.Tensor | None,
     known: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:
     """What a checkpoint holds for one matrix; `known` goes before what is computed here.
+
+    `largest` is as for `weight_scales`.
 
     Raises:
         SystemExit: the scheme wants a scale of the activations, and none is known.
     """
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
-    wanted = compressor.compression_param_names(scheme)
-    if "input_global_scale" in wanted and "input_global_scale" not in known:
+    wanted = [*compressor.compression_param_names(scheme)]
+    if strategy_of(scheme) == "tensor":
+        wanted.append("input_scale")
+        if "input_global_scale" in known:
+            # The largest input times this is 6 * 448, the largest number of NVFP4; FP8's is 448.
+            known = {**known, "input_scale": 6 / known["input_global_scale"]}
+    if missing := [part for part in wanted if part.startswith("input_") and part not in known]:
         raise SystemExit(
-            f"{module} has no calibrated scale of its activations, which this scheme wants; use "
-            "llada2.py or diffusion_gemma.py"
+            f"{module} has no calibrated {missing[0]}, which this scheme wants; use llada2.py or "
+            "diffusion_gemma.py, or give --ranges"
         )
-    scales = weight_scales(weight, scheme, global_scale)
+    scales = weight_scales(weight, scheme, largest)
     # A calibration for one scheme finds numbers that others have no place for.
     scales |= {part: value for part, value in known.items() if part in wanted}
     return compressor.compress({"weight": weight.float(), **scales}, scheme)
@@ -199,6 +237,7 @@ def quantize_checkpoint(
     out: Path,
     schemes: Sequence[QuantizationScheme],
     calibrated: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    packaging: str = "compressed-tensors",
 ) -> None:
     """Write the quantized checkpoint, its configuration, and a copy of all other files.
 
@@ -209,54 +248,76 @@ def quantize_checkpoint(
         calibrated: module to what LLM Compressor found for it (`weight_scale`,
             `weight_global_scale`, `input_global_scale`); what is missing is computed from the
             weights alone, rounding to nearest.
+        packaging: a key of `PACKAGINGS`; all but compressed-tensors have one scheme.
     """
     family, source = family_of(path), Source(path)
-    globals_ = global_scales(source, schemes, family)
-    writer = Writer(out)
+    largest = largest_magnitudes(source, schemes, family)
+    writer, chosen, left = Writer(out), PACKAGINGS[packaging], []
     for stored in tqdm(source.files, desc="weights", unit="tensor"):
         found = list(source.matrices(stored))
         if not any(scheme_for(name, tensor, family, schemes) for name, tensor in found):
             found = [(stored, source[stored])]
         for name, tensor in found:
             scheme = scheme_for(name, tensor, family, schemes)
+            module = name.removesuffix(".weight")
             if scheme is None:
                 writer.add(name, tensor)
+                if tensor.ndim == 2:
+                    left.append(module)
                 continue
-            module = name.removesuffix(".weight")
             known = (calibrated or {}).get(module, {})
-            parts = compressed(module, tensor, scheme, globals_.get(group_of(module)), known)
-            for part, value in parts.items():
+            parts = compressed(module, tensor, scheme, largest.get(group_of(module)), known)
+            for part, value in chosen.tensors(parts, scheme).items():
                 writer.add(f"{module}.{part}", value)
     writer.close()
-    write_config(path, out, schemes, family)
+    write_config(path, out, schemes, family, packaging, left)
 
 
 def write_config(
-    path: Path, out: Path, schemes: Sequence[QuantizationScheme], family: Family
+    path: Path,
+    out: Path,
+    schemes: Sequence[QuantizationScheme],
+    family: Family,
+    packaging: str = "compressed-tensors",
+    left: Sequence[str] = (),
 ) -> None:
-    """`config.json` with its `quantization_config`; everything that is no weight is copied."""
+    """State the schemes in `config.json` or beside it; everything that is no weight is copied."""
     for file in path.iterdir():
         if file.is_file() and ".safetensors" not in file.name and file.name != "training.json":
             shutil.copyfile(file, out / file.name)
-    stated = QuantizationConfig(
-        config_groups={f"group_{n}": scheme for n, scheme in enumerate(schemes)},
-        format=schemes[0].format if len(schemes) == 1 else "mixed-precision",
-        ignore=list(family.ignore),
-        quantization_status="compressed",
-    )
+    stated = PACKAGINGS[packaging].configuration(schemes, family.ignore, left)
+    if "quantization" in stated:
+        (out / "hf_quant_config.json").write_text(json.dumps(stated, indent=2) + "\n")
+        return
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = json.loads(stated.model_dump_json(exclude_none=True))
+    config["quantization_config"] = stated
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def calibrated_inputs(path: Path) -> dict[str, Mapping[str, torch.Tensor]]:
+    """Module to the scale of its inputs in an NVFP4 checkpoint that was calibrated before."""
+    part, source = ".input_global_scale", Source(path)
+    return {
+        name.removesuffix(part): {part[1:]: source[name]}
+        for name in source.files
+        if name.endswith(part)
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--scheme", choices=[name for name in SCHEMES if name != "nvfp4"])
-    parser.add_argument("--group-size", type=int, help="of w4a16; 128 unless given")
+    parser.add_argument("--scheme", choices=list(SCHEMES), required=True)
+    parser.add_argument(
+        "--group-size", type=int, help="of w4a16 and w8a16; 128 unless given, -1: rows"
+    )
+    parser.add_argument("--packaging", choices=list(PACKAGINGS), default="compressed-tensors")
+    parser.add_argument("--ranges", type=Path, help="an NVFP4 checkpoint, for fp8 and nvfp4")
     args = parser.parse_args()
-    quantize_checkpoint(args.source, args.out, [scheme_named(args.scheme, args.group_size)])
+    scheme = scheme_named(args.scheme, args.group_size)
+    known = calibrated_inputs(args.ranges) if args.ranges else None
+    quantize_checkpoint(args.source, args.out, [scheme], known, args.packaging)
 
 
 if __name__ == "__main__":

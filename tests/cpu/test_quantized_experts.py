@@ -15,7 +15,7 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm_cpu_v2 import quantized_experts
 from vllm_cpu_v2.plain_experts import PlainExperts, fp8_by_token, int8_by_token, nvfp4, unrounded
 
-from examples.quantize.files import compressed, generate_gparam, scheme_named
+from examples.quantize.files import compressed, scheme_named
 
 
 def rows(count: int = 7, width: int = 64) -> torch.Tensor:
@@ -75,7 +75,9 @@ def test_weighted_sum_of_chosen_experts(activation: MoEActivation) -> None:
 METHODS = {
     "fp8-dynamic": quantized_experts.Fp8Experts,
     "int8": quantized_experts.Int8Experts,
-    "w4a16": quantized_experts.Int4Experts,
+    "w4a16": quantized_experts.PackedExperts,
+    "w4a16-asymmetric": quantized_experts.PackedExperts,
+    "w8a16": quantized_experts.PackedExperts,
     "nvfp4": quantized_experts.Nvfp4Experts,
 }
 
@@ -83,7 +85,7 @@ METHODS = {
 @pytest.mark.parametrize("name", list(METHODS))
 def test_dequantizes_as_the_library_to_the_bit(name: str) -> None:
     """Float32 weights of three experts, gates before ups, from what a checkpoint holds."""
-    scheme = scheme_named(name, 32 if name == "w4a16" else None)
+    scheme = scheme_named(name, 32 if "a16" in name else None)
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
     generator = torch.Generator().manual_seed(1)
     held: dict[str, list[dict[str, torch.Tensor]]] = {}
@@ -91,11 +93,9 @@ def test_dequantizes_as_the_library_to_the_bit(name: str) -> None:
     for part, shape in (("gate", (64, 96)), ("up", (64, 96)), ("down", (96, 64))):
         for expert in range(3):
             weight = torch.randn(shape, generator=generator) * (expert + 1)
-            both = generate_gparam(torch.tensor(-9.0), torch.tensor(9.0 * (expert + 1)))
             known = {"input_global_scale": torch.ones(1)} if name == "nvfp4" else {}
-            state = compressed(
-                f"{expert}.{part}", weight, scheme, both if name == "nvfp4" else None, known
-            )
+            largest = torch.tensor(9.0 * (expert + 1))
+            state = compressed(f"{expert}.{part}", weight, scheme, largest, known)
             held.setdefault(part, []).append(state)
             wanted.setdefault(part, []).append(compressor.decompress(state, scheme)["weight"])
 
@@ -111,6 +111,7 @@ def test_dequantizes_as_the_library_to_the_bit(name: str) -> None:
         setattr(layer, f"w2_{tensor}", down[:, 0] if alone else down)
     method = object.__new__(METHODS[name])
     method.weight_quant, method.weight_block_size = scheme.weights, None
+    method.num_bits, method.symmetric = scheme.weights.num_bits, scheme.weights.symmetric
     w13, w2 = method.dequantized(layer)
     for expert in range(3):
         both = torch.cat([wanted["gate"][expert], wanted["up"][expert]])

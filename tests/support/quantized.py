@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-from examples.quantize.files import quantize_checkpoint, scheme_named
+from examples.quantize.files import calibrated_inputs, quantize_checkpoint, scheme_named
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = EXAMPLES / "tiny" / "checkpoints"
@@ -28,13 +27,7 @@ MIXED = {
 
 def input_scales(family: str) -> dict[str, Mapping[str, torch.Tensor]]:
     """Module to the scale of its inputs that the calibration found."""
-    part = ".input_global_scale"
-    stored = load_file(CALIBRATED / f"{FAMILIES[family]}-nvfp4" / "model.safetensors")
-    return {
-        name.removesuffix(part): {part[1:]: tensor}
-        for name, tensor in stored.items()
-        if name.endswith(part)
-    }
+    return calibrated_inputs(CALIBRATED / f"{FAMILIES[family]}-nvfp4")
 
 
 def quantized(folder: Path, family: str, schemes: Mapping[str, str]) -> Path:

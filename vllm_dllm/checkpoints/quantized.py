@@ -7,6 +7,7 @@ one does not have.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ UNREAD = {
     "pre_quant_scale": "export the checkpoint with the scale folded into the layer before",
     "smooth_scale": "export the checkpoint with the scale folded into the layer before",
 }
+# What a layer calls its matrix.
+MATRICES = ("weight", "weight_packed", "qweight")
 
 
 class Linear(torch.nn.Module):
@@ -67,10 +70,10 @@ def quantized_tensors(
         vllm_name: see `VerifiedWeights`.
 
     Returns:
-        How they are stored, or None for a method whose tensors are not known here.
+        How they are stored, or None for a layout whose tensors are not known here.
     """
     if quant_config.get_name() != COMPRESSED:
-        return None
+        return _of_vllm_layers(plain, quant_config, is_linear, vllm_name)
 
     def is_quantized(experts: str) -> bool:
         return scheme_of(quant_config, f"{vllm_name(experts)}.0.gate_proj") is not None
@@ -91,6 +94,35 @@ def quantized_tensors(
         if stored is None:
             return None
         tensors |= {f"{module}.{part}": one for part, one in stored.items()}
+    return tensors
+
+
+def _of_vllm_layers(
+    plain: Shapes,
+    quant_config: QuantizationConfig,
+    is_linear: Callable[[str], bool],
+    vllm_name: Callable[[str], str],
+) -> dict[str, Stored]:
+    """The tensors of methods other than compressed-tensors; a layer's experts are all alike."""
+    from vllm_dllm.checkpoints.vllm_layers import parts_of
+
+    @functools.cache
+    def parts(module: str, shape: tuple[int, ...]) -> dict[str, Stored] | None:
+        return parts_of(module, shape, quant_config)
+
+    def is_quantized(experts: str) -> bool:
+        return parts(f"{vllm_name(experts)}.0.gate_proj", (64, 64)) is not None
+
+    tensors: dict[str, Stored] = {}
+    for name, shape in one_by_one(plain, is_quantized).items():
+        module, found = name.removesuffix(".weight"), None
+        if is_linear(name):
+            first = re.sub(r"\.experts\.\d+\.", ".experts.0.", vllm_name(name))
+            found = parts(first.removesuffix(".weight"), shape)
+        if found is None:
+            tensors[name] = Stored(shape)
+        else:
+            tensors |= {f"{module}.{part}": one for part, one in found.items()}
     return tensors
 
 
@@ -156,11 +188,12 @@ def refuse_dtype(
     _, dtypes, group = expected[known]
     found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
     raise ValueError(
-        f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct the `targets` "
-        "of its groups, or quantize the checkpoint again"
+        f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct "
+        "quantization_config, or quantize the checkpoint again"
         if group
         else f"tensor {name!r} is stored as {found}, and no group of a quantization_config in "
-        f"config.json has its layer, so that it should be {right}; add the layer to a group"
+        f"config.json has its layer, so that it should be {right}; add the layer to a group, or "
+        "remove it from what is left out"
     )
 
 
@@ -180,8 +213,10 @@ def refuse_left_out(
     layer, is_expert, _ = module.partition(".experts.")
     if is_expert:
         module, entry = f"{layer}.experts.0.gate_proj", r"re:.*\.experts\..*"
-    parts = (expected.get(f"{module}.{part}") for part in ("weight", "weight_packed"))
+    parts = (expected.get(f"{module}.{part}") for part in MATRICES)
     group = next((part.group for part in parts if part is not None), "")
+    if is_expert and group.startswith("quantization_config"):
+        entry = f"{layer}.experts*"
     if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
         raise ValueError(
             f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
@@ -210,6 +245,14 @@ def check_unexpected(
     module, _, part = known.rpartition(".")
     if part in UNREAD:
         raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
+    if part == "g_idx" and f"{module}.scales" in expected:
+        groups = expected[f"{module}.scales"].shape[0]
+        if torch.equal(tensor.long(), torch.arange(len(tensor)) * groups // len(tensor)):
+            return
+        raise ValueError(
+            f"tensor {name!r} puts inputs into groups in another order than their own, which vLLM "
+            "does not read; quantize the checkpoint again with `desc_act: false`"
+        )
     if f"{module}.weight_scale" in expected:
         if part == "weight_zero_point" and tensor.any():
             raise ValueError(
@@ -251,13 +294,17 @@ def choose_as_written(
     matches layers that it fuses by the fused layer's name.
 
     Args:
-        quant_config: changed in place; methods other than compressed-tensors are left unchanged.
+        quant_config: changed in place; for methods other than compressed-tensors see
+            `choose_as_listed`.
         spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
 
     Raises:
         ValueError: layers that vLLM fuses have different schemes.
     """
     if quant_config.get_name() != COMPRESSED:
+        from vllm_dllm.checkpoints.vllm_layers import choose_as_listed
+
+        choose_as_listed(quant_config, spellings)
         return
     config: Any = quant_config
     ignored, targets = config.ignore, config.target_scheme_map

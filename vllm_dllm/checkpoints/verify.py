@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
@@ -76,6 +77,10 @@ class VerifiedWeights:
                 build(vllm_config=vllm_config, prefix=prefix)
             choose_layers(self, vllm_config)
         self.vllm_config = vllm_config
+        if vllm_config.quant_config is not None:
+            from vllm_dllm.checkpoints.vllm_layers import keep_plain_head
+
+            keep_plain_head(getattr(self, "lm_head", None))
 
     def fused_from(self, name: str) -> list[str]:
         """VLLM's names of the layers that it has fused into one, in their order there."""
@@ -92,6 +97,11 @@ class VerifiedWeights:
     def is_linear(name: str) -> bool:
         """Whether a tensor belongs to a layer that vLLM's class can quantize."""
         raise NotImplementedError
+
+    @staticmethod
+    def is_float32(module: str, config: Any) -> bool:
+        """Whether vLLM holds a module in float32 whatever the model's dtype."""
+        return False
 
     @staticmethod
     def one_name(name: str) -> str | None:
@@ -138,7 +148,8 @@ class VerifiedWeights:
 
             scales = KV_SCALES
             if quant_config.get_name() != ONLINE:
-                tensors = quantized_tensors(plain, quant_config, self.is_linear, self.vllm_name)
+                with set_current_vllm_config(self.vllm_config):
+                    tensors = quantized_tensors(plain, quant_config, self.is_linear, self.vllm_name)
         if tensors is None:
             return weights
         return verified(weights, tensors, self.released_as, self.one_name, scales, whole)

@@ -1,4 +1,4 @@
-"""``vllm-dllm show-config``: show how a server would decode a model, and each value's source."""
+"""``vllm-dllm show-config``: how a server would decode a model, and what its weights take."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
 )
+
+CHECKPOINT_FILES = "the checkpoint's files; of all ranks together"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The decoding settings that a server would have; plugins must be loaded already.
+    """What a server would have; plugins must be loaded already.
 
     Args:
         arguments: as for `run`.
@@ -74,7 +76,22 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
         raise ValueError(f"{parsed.model} is not a model of this package")
     section = config.additional_config.get(SETTINGS_KEY) or {}
     source = length_source(config, args.diffusion_config)
-    return explained(config.model_config.dllm, source, section)
+    return [*explained(config.model_config.dllm, source, section), *memory(config)]
+
+
+def memory(vllm_config: VllmConfig) -> list[tuple[str, str, str]]:
+    """What the weights will take on a GPU and on a CPU, as (name, value, source)."""
+    from vllm.model_executor.model_loader.utils import get_model_cls
+
+    from vllm_dllm.checkpoints.memory import weight_bytes
+
+    found = weight_bytes(vllm_config, get_model_cls(vllm_config.model_config))
+    if found is None:
+        return []
+    return [
+        ("weights on a GPU", f"{found.stored / 1e9:.6f} GB", CHECKPOINT_FILES),
+        ("weights on a CPU", f"{found.on_cpu / 1e9:.6f} GB", CHECKPOINT_FILES),
+    ]
 
 
 def explained(

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.checkpoints.quantized import COMPRESSED, in_words, schemes, word_of
+from vllm_dllm.checkpoints.quantized import COMPRESSED, schemes, word_of
+from vllm_dllm.checkpoints.quantized import in_words as in_words_of
 from vllm_dllm.checkpoints.verify import ONLINE
+from vllm_dllm.checkpoints.vllm_layers import in_words
 from vllm_dllm.ranges import SettingsError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger("vllm.dllm")
 
@@ -23,12 +25,18 @@ _FP8 = (
     ((8, "float", "tensor"), (8, "float", "tensor", False)),
 )
 _FP8_BLOCK = ((8, "float", "block"), (8, "float", "group", True))
-_INT4 = ((4, "int", "group"), None)
 _NVFP4 = ((4, "float", "tensor_group"), (4, "float", "tensor_group", True))
-_ON_CPU = {_INT8, *_FP8, _INT4, _NVFP4}
+_INTEGERS = {((bits, "int", by), None) for bits in (4, 8) for by in ("group", "channel")}
+_PACKED = "pack-quantized"
+_ON_CPU = {_INT8, *_FP8, _NVFP4}
+_MODELOPT = ("FP8", "NVFP4")
+# vLLM gives other groups of GPTQ and AWQ, and experts of other widths, to kernels for GPUs only.
+_GROUPS, _EXPERT_UNIT = (-1, 32, 64, 128), 128
 _WORDS = (
-    "FP8 weights by channel with dynamic activations by token, FP8 by tensor, INT8 weights by "
-    "channel with dynamic activations by token, symmetric INT4 weights by group, NVFP4"
+    "compressed-tensors (FP8 weights by channel with dynamic activations by token, FP8 by tensor, "
+    "INT8 weights by channel with dynamic activations by token, INT4 and INT8 weights by group or "
+    "channel, NVFP4), ModelOpt (FP8, NVFP4), AWQ and GPTQ of 4 bits; or serve an unquantized "
+    "checkpoint with --quantization fp8"
 )
 
 
@@ -49,28 +57,43 @@ def check(vllm_config: VllmConfig) -> None:
             vllm_config.model_config, vllm_config.load_config
         )
     method = quant_config.get_name()
-    if method == COMPRESSED:
-        logger.info("dllm: quantized checkpoint: %s", "; ".join(schemes(quant_config)))
+    found = schemes(quant_config) if method == COMPRESSED else [in_words(quant_config)]
+    logger.info("dllm: quantized checkpoint: %s", "; ".join(found))
     if not current_platform.is_cpu():
         return
     where = f"the CPU platform ({current_platform.get_device_name()})"
     if method == COMPRESSED:
         for group in quant_config.target_scheme_map.values():
-            _check_scheme(group["weights"], group["input_activations"], where)
-            _check_dtype(group["weights"], vllm_config.model_config.dtype, where)
-    elif method != ONLINE or not _is_fp8_by_tensor(quant_config):
+            layout = group.get("format") or quant_config.quant_format
+            _check_scheme(group["weights"], group["input_activations"], layout, where)
+    elif not _has_kernel(quant_config, vllm_config.model_config):
         raise SettingsError(
-            f"quantization {vllm_config.model_config.quantization!r} has no kernels for experts "
-            f"on {where}; serve a compressed-tensors checkpoint ({_WORDS}), or an unquantized one "
-            "with --quantization fp8"
+            f"quantization {found[0]!r} has no kernel on {where}; what it has: {_WORDS}"
         )
 
 
-def _check_scheme(weights: Any, inputs: Any, where: str) -> None:
+def _has_kernel(quant_config: Any, model_config: ModelConfig) -> bool:
+    """Whether a CPU computes the scheme of a method other than compressed-tensors."""
+    method = quant_config.get_name()
+    if method in ("modelopt", "modelopt_fp4"):
+        return quant_config.quant_method in _MODELOPT
+    if method == "modelopt_mixed":
+        layers = quant_config.quantized_layers.values()
+        return all(layer["quant_algo"].upper() in _MODELOPT for layer in layers)
+    if method in ("auto_awq", "auto_gptq"):
+        hidden = model_config.hf_text_config.hidden_size
+        usual = quant_config.group_size in _GROUPS
+        return quant_config.weight_bits == 4 and (
+            (usual and hidden % _EXPERT_UNIT == 0) if model_config.is_moe else usual
+        )
+    return method == ONLINE and _is_fp8_by_tensor(quant_config)
+
+
+def _check_scheme(weights: Any, inputs: Any, layout: str, where: str) -> None:
     key = (_key(weights)[:3], None if inputs is None else _key(inputs))
-    if not weights.symmetric or (inputs is not None and not inputs.symmetric):
-        key = (("asymmetric",), None)
-    if key in _ON_CPU:
+    symmetric = weights.symmetric and (inputs is None or inputs.symmetric)
+    # Zero points have a kernel beside activations that are not quantized.
+    if layout == _PACKED if key in _INTEGERS else key in _ON_CPU and symmetric:
         return
     why = "no kernel"
     if key == _FP8_BLOCK:
@@ -78,17 +101,9 @@ def _check_scheme(weights: Any, inputs: Any, where: str) -> None:
             return
         why = "no kernel without AMX, which this processor lacks,"
     raise SettingsError(
-        f"quantization scheme {in_words(weights, inputs)!r} has {why} on {where}; what it has: "
+        f"quantization scheme {in_words_of(weights, inputs)!r} has {why} on {where}; what it has: "
         f"{_WORDS}"
     )
-
-
-def _check_dtype(weights: Any, dtype: torch.dtype, where: str) -> None:
-    """Refuse a dtype that INT4 kernels lack, because they would raise only at the first request."""
-    if dtype == torch.float32 and _key(weights)[:3] == _INT4[0]:
-        raise SettingsError(
-            f"--dtype float32: INT4 weights have a kernel for bfloat16 and float16 only on {where}"
-        )
 
 
 def _key(args: Any) -> tuple[Any, ...]:

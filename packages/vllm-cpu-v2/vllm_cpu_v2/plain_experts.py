@@ -169,13 +169,24 @@ def apply_scales(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (grouped * scale.float().unsqueeze(-1)).flatten(-2)
 
 
-def int4_values(packed: torch.Tensor) -> torch.Tensor:
-    """Unpack int32 ``[experts, out, in / 8]`` to int8 ``[experts, out, in]``, values -8 to 7.
+def unsigned_values(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpack the words of the last dimension: int32 ``[..., n * bits / 32]`` to int32 ``[..., n]``.
 
-    The first input is in the lowest four bits.
+    The first value is in the lowest bits.
     """
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-    return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2).to(torch.int8) - 8
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return ((packed.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(-2)
+
+
+def integers(values: torch.Tensor, zero: Any, scale: torch.Tensor) -> torch.Tensor:
+    """Float32 weights ``[..., out, in]`` of unsigned integers, zero points and scales by group.
+
+    `zero` is a number, or has the shape of `scale`, ``[..., out, groups]``.
+    """
+    grouped = values.unflatten(-1, (scale.shape[-1], -1))
+    if isinstance(zero, torch.Tensor):
+        zero = zero.unsqueeze(-1)
+    return ((grouped - zero).float() * scale.float().unsqueeze(-1)).flatten(-2)
 
 
 def e2m1_values(packed: torch.Tensor) -> torch.Tensor:
@@ -187,6 +198,11 @@ def e2m1_values(packed: torch.Tensor) -> torch.Tensor:
     table = torch.cat([magnitudes, -magnitudes])
     halves = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     return table[halves.long()]
+
+
+def vllm_class(method: type) -> type:
+    """The class of vLLM's that an experts method of ours is derived from."""
+    return next(base for base in method.__mro__ if base.__module__.startswith("vllm."))
 
 
 class PlainExpertsFallback:
@@ -214,7 +230,7 @@ class PlainExpertsFallback:
         logger.warning_once(
             "%s on this CPU: %s; experts are dequantized when they are loaded and take the "
             "memory of unquantized ones",
-            type(self).__mro__[2].__name__,
+            vllm_class(type(self)).__name__,
             reason.splitlines()[0],
         )
 

@@ -200,15 +200,6 @@ def test_a_scheme_without_kernels_is_refused_by_name(
     assert complaint in str(caught.value)
 
 
-def test_int4_in_float32_is_refused(mixed: Path) -> None:
-    """Without this check the INT4 kernel would only raise at the first request."""
-    with (
-        pytest.raises((ValueError, RuntimeError), match="--dtype float32: INT4"),
-        engine(mixed, BLOCK, **TEXT_ONLY_OPTIONS),
-    ):
-        pass
-
-
 def test_a_group_of_another_type_is_refused(mixed: Path, tmp_path: Path) -> None:
     """It would start, and answer with numbers that are made of other numbers' bits."""
     path = Path(shutil.copytree(mixed, tmp_path / mixed.name))
