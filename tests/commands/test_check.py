@@ -144,6 +144,8 @@ def test_what_check_says() -> None:
     assert checked.returncode == 0, checked.stderr
     for line in ("vllm-dllm ", "vllm ", "platform ", "bridged ", "architectures  LLaDA2MoeModelLM"):
         assert line in checked.stdout
+    for release, how in versions.how_tested().items():
+        assert f"tested {release}  {how}" in checked.stdout
     assert checked.stdout.endswith("ready: vllm serve MODEL\n")
 
 
@@ -159,7 +161,8 @@ def test_version_bounds(monkeypatch) -> None:
         ("0.32.0+cpu", True),
         ("0.32.1.dev2+g1", True),
         ("0.31.9", False),
-        ("0.33.0", False),
+        ("0.33.0", True),
+        ("0.34.0", False),
         ("1.0", False),
         ("weird", False),
         (None, False),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.sampler import sampler_of, step
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, reveal
 from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine.optional_parts import OptionalParts
@@ -138,3 +140,27 @@ def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     assert outcome.leaves.tolist() == [False, True, False]
     assert outcome.out.tolist() == [0, 2, 0]
     assert np.array_equal(plan.on_host, [0, 1, 2])
+
+
+def test_earlier_stages_receive_as_many_columns_as_they_expect() -> None:
+    """One for each draft token and one more, or one in a step without drafts."""
+    slots = slots_with(Cooling(), Cooling())
+    logits = torch.eye(VOCABULARY)[: 2 * L] * 9.0
+    sampler = sampler_of(
+        slots, lambda parts: MaskedReadout(lambda rows: rows.clone(), slots, parts), [None, None]
+    )
+    sampler.has_stages = True
+    output = step(sampler, logits, (0, 1))
+    assert output.sampled_token_ids.shape == (2, L + 1)
+    nothing = np.zeros(2, dtype=np.int64)
+    prompts = SimpleNamespace(
+        num_reqs=2,
+        num_draft_tokens=0,
+        cu_num_logits_np=np.zeros(3, dtype=np.int64),
+        idx_mapping=torch.tensor([0, 1]),
+        idx_mapping_np=np.arange(2),
+        num_computed_prefill_tokens_np=nothing,
+        num_scheduled_tokens=nothing + 3,
+        prefill_len_np=nothing + L,
+    )
+    assert sampler(logits[:0], prompts).sampled_token_ids.shape == (2, 1)

@@ -21,6 +21,8 @@ def run() -> int:
     print(f"vllm-dllm      {__version__}")
     version = versions.vllm_version() or "not installed"
     print(f"vllm           {version} (supported: {versions.supported_versions()})")
+    for release, how in versions.how_tested().items():
+        print(f"  tested {release}  {how}")
     try:
         for name, value in found_by_trying().items():
             print(f"{name:13}  {value}")

@@ -105,6 +105,7 @@ class DiffusionModelState(ModelState):
             parts=self.parts,
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
             prepare=self.prepare,
+            has_stages=self.vllm_config.parallel_config.pipeline_parallel_size > 1,
         )
         return self.sampler, None
 

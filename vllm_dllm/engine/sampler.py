@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.engine.optional_parts import Asked, OptionalParts
@@ -46,6 +47,7 @@ class DiffusionSampler:
     Attributes:
         predictions: stores a self-conditioned model's last prediction of each canvas, or None.
         prepare: called with the dummy batch with which vLLM measures memory.
+        has_stages: whether vLLM sends the tokens that leave to earlier pipeline stages.
     """
 
     compute_nans = False
@@ -59,6 +61,7 @@ class DiffusionSampler:
         parts: OptionalParts,
         predictions: Any = None,
         prepare: Callable[[], None] = lambda: None,
+        has_stages: bool = False,
     ) -> None:
         self.req_states = req_states
         self.slots = slots
@@ -67,6 +70,7 @@ class DiffusionSampler:
         self.parts = parts
         self.predictions = predictions
         self.prepare = prepare
+        self.has_stages = has_stages
         slots.history = req_states.all_token_ids.gpu
         # The paths of canvases without constraints, for compiled functions: of every slot, and by
         # number of canvases.
@@ -107,7 +111,18 @@ class DiffusionSampler:
                 output.logprobs_tensors = observer.add_to(
                     output.logprobs_tensors, slot, on_host, output.num_sampled, first
                 )
+        if self.has_stages:
+            output.sampled_token_ids = self._as_received(output.sampled_token_ids, drafts)
         return output
+
+    def _as_received(self, tokens: torch.Tensor, drafts: int) -> torch.Tensor:
+        """The tokens that leave, with as many columns as earlier stages expect.
+
+        vLLM's ``PPHandler.receive`` expects a column for each draft token of a request and one for
+        a token after them, which a canvas does not have, or one column in a step without drafts.
+        """
+        width = 1 + self.req_states.draft_tokens.shape[1] if drafts else 1
+        return pad(tokens, (0, width - tokens.shape[1]))  # a negative number cuts
 
     def _of_mixed(
         self, hidden_states: torch.Tensor, input_batch: Any, slot: torch.Tensor

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from importlib import metadata
 
-MIN_VERSION = (0, 32)
-# A release is added to the range once every test has passed on it.
-BELOW_VERSION = (0, 33)
+# How each supported release was tested. One is added once what CONTRIBUTING.md lists has passed.
+TESTED = {
+    (0, 32): "all tests, with the CPU build",
+    (0, 33): "answers, scheduling, servers and pipeline stages, "
+    "with its Python files over the compiled operators of 0.32",
+}
+MIN_VERSION = min(TESTED)
+BELOW_VERSION = (max(TESTED)[0], max(TESTED)[1] + 1)
 
 
 def vllm_version() -> str | None:
@@ -33,6 +38,11 @@ def version_problem() -> str | None:
     older = (major, minor) < MIN_VERSION
     reason = "its model states and schedulers lack hooks" if older else "it has not been tested"
     return f"vLLM {version} is not supported ({reason}; needs {supported_versions()})"
+
+
+def how_tested() -> dict[str, str]:
+    """How each supported release of vLLM was tested, by its first two numbers."""
+    return {".".join(map(str, release)): how for release, how in TESTED.items()}
 
 
 def supported_versions() -> str:
