@@ -28,7 +28,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What happened in the steps of an answer.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings", "vllm_dllm.vllm_seams.channels"},
     # Counters by decoding algorithm.
-    "vllm_dllm.metrics": {"vllm", "vllm_dllm.vllm_seams.channels"},
+    "vllm_dllm.metrics": {
+        "vllm", "vllm_dllm.settings.server", "vllm_dllm.vllm_seams.channels",
+    },
     # Between vLLM and the pure rooms.
     "vllm_dllm.checkpoints": {
         "torch", "transformers", "safetensors", "vllm", "vllm_dllm.ops", "vllm_dllm.settings",
@@ -86,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "vllm_dllm.families.registry",
         "vllm_dllm.families.config_fields", "vllm_dllm.plugin", "vllm_dllm.settings",
         "vllm_dllm.vllm_seams.registration", "vllm_dllm.vllm_seams.versions",
+        "matplotlib", "rich", "yaml",
     },
     # Serves as users do: from outside, but for the names of what an engine chose.
     "vllm_dllm.selftest": {
@@ -111,6 +114,7 @@ OPTIONAL = {
     "vllm_dllm.engine.constraints",
     "vllm_dllm.engine.interrupted",
     "vllm_dllm.engine.kernel_choice",
+    "vllm_dllm.engine.load_threshold",
     "vllm_dllm.engine.logprobs",
     "vllm_dllm.engine.readout_masked",
     "vllm_dllm.engine.readout_noise",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from vllm_dllm import __version__
-from vllm_dllm.commands import check, demo, show_config
+from vllm_dllm.commands import check, demo, show_config, tune
 from vllm_dllm.viewer import watch
 
 
@@ -26,6 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print how a model would be decoded, and where each value comes from",
         usage="vllm-dllm show-config MODEL [all flags of vllm serve]",
     )
+    commands.add_parser(
+        "tune",
+        help="find the setting that answers your own prompts in the fewest passes",
+        usage="vllm-dllm tune MODEL --data FILE.jsonl [all flags of vLLM's engine]",
+    )
     watch.add_options(
         commands.add_parser("watch", help="show in the terminal how an answer is denoised")
     )
@@ -35,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = sys.argv[1:] if argv is None else argv
     if "show-config" in asked[:1]:
         return show_config.run(asked[1:])  # vLLM's own parser reads them
+    if "tune" in asked[:1]:
+        return tune.run(asked[1:])
     if "selftest" in asked[:1]:
         # Imported only here, so that the other commands do not wait for torch.
         from vllm_dllm.selftest import command

@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
 
+from vllm_dllm.settings.server import ThresholdUnderLoad
 from vllm_dllm.vllm_seams.channels.counts import Counts, take_counts
 
 # Name of a counter -> its description in Prometheus.
@@ -42,13 +43,19 @@ class AlgorithmCounters(AggregateStatLoggerBase):
     rate includes the first requests.
     """
 
-    def __init__(self, vllms: PrometheusStatLogger, algorithms: Iterable[str]) -> None:
+    def __init__(
+        self,
+        vllms: PrometheusStatLogger,
+        algorithms: Iterable[str],
+        load: ThresholdUnderLoad | None,
+    ) -> None:
         """Register the counters, which vLLM's ``unregister_vllm_metrics`` removes like its own.
 
         Args:
             vllms: vLLM's logger, which has the class of counters (Ray has its own) and the values
                 of vLLM's labels by the index of an engine.
             algorithms: the names of the registered algorithms.
+            load: the server's setting.
 
         Raises:
             ValueError: the counters are registered already.
@@ -60,6 +67,14 @@ class AlgorithmCounters(AggregateStatLoggerBase):
             )
             for counter, documentation in COUNTERS.items()
         }
+        self._load = load
+        if load is not None:
+            self._threshold = vllms._gauge_cls(
+                name="vllm:diffusion_threshold_under_load",
+                documentation="Threshold at the number of running requests.",
+                labelnames=LABELS[:2],
+                multiprocess_mode="mostrecent",
+            )
         nothing = {(algorithm, counter): 0 for algorithm in algorithms for counter in COUNTERS}
         for engine in self._engines:
             self._add(nothing, engine)
@@ -78,15 +93,20 @@ class AlgorithmCounters(AggregateStatLoggerBase):
         """Take the counts out of an engine's statistics, before vLLM's loggers see them."""
         if scheduler_stats is not None:
             self._add(take_counts(scheduler_stats), engine_idx)
+            if self._load is not None:
+                threshold = self._load.at(scheduler_stats.num_running_reqs)
+                self._threshold.labels(*self._engines[engine_idx]).set(threshold)
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to log about the engine."""
 
 
-def add_counters(loggers: list[Any], algorithms: Iterable[str]) -> None:
+def add_counters(
+    loggers: list[Any], algorithms: Iterable[str], load: ThresholdUnderLoad | None
+) -> None:
     """Put `AlgorithmCounters` in front of vLLM's loggers of statistics.
 
     One of these is vLLM's logger for Prometheus, or a subclass of it that vLLM was given (Ray's).
     """
     *_, vllms = (each for each in loggers if isinstance(each, PrometheusStatLogger))
-    loggers.insert(0, AlgorithmCounters(vllms, algorithms))
+    loggers.insert(0, AlgorithmCounters(vllms, algorithms, load))

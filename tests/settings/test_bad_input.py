@@ -75,7 +75,7 @@ def test_every_option_is_fuzzed() -> None:
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
     own = {"algorithm", "max_steps", "request_step_limit", "parameters"}
-    own |= {"constraint_depth", "constraint_tokens"}
+    own |= {"constraint_depth", "constraint_tokens", "threshold_under_load"}
     flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
     assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
     assert OPTIONS.keys() == REQUEST.keys()
@@ -164,6 +164,8 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
         "fused_commit": lambda v: v is None or flag(v) or v in ("auto", "on", "off"),
         "constraint_depth": lambda v: v is None or DEPTH.takes(v),
         "constraint_tokens": BOUND.takes,
+        # Mappings that are taken are in test_parsing.py.
+        "threshold_under_load": lambda v: v is None,
     }
     for name, words in WORDS.items():
         taken[name] = lambda v, words=words: isinstance(v, str) and v in words

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.resolution import ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
 JSON = st.recursive(
@@ -36,6 +36,44 @@ def test_defaults() -> None:
     assert settings({}) == settings({"dllm": {}}) == DllmSettings()
     assert settings({"other": 1}) == DllmSettings()
     assert request(None) == request({}) == {}
+
+
+LOAD = {"from": 0.9, "to": 0.5, "at_requests": 5}
+
+
+def test_a_threshold_under_load() -> None:
+    rule = settings({"dllm": {"threshold_under_load": LOAD}}).threshold_under_load
+    assert rule is not None
+    assert [rule.at(n) for n in (0, 1, 2, 3, 5, 99)] == [0.9, 0.9, 0.8, 0.7, 0.5, 0.5]
+    served = Served("mask", "LowConfidence", DllmSettings(threshold_under_load=rule))
+    for options, threshold, follows in (
+        ({}, 0.9, True),
+        ({"threshold": 0.7}, 0.7, False),
+        ({"algorithm": "Hierarchical"}, 0.9, True),
+        ({"algorithm": "SubBlocks-Parallel"}, 0.95, False),
+    ):
+        choice = served.choose(options)
+        assert (choice.settings.values()["threshold"], choice.follows_load) == (threshold, follows)
+        assert ResolvedRequest.of(choice, options).follows_load is follows
+    assert not served.choose({"algorithm": "FixedSteps"}).follows_load
+    assert not Served("mask", "LowConfidence", DllmSettings()).choose().follows_load
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ({"threshold_under_load": 0.5}, "threshold_under_load must be an object, got 0.5"),
+        ({"threshold_under_load": {**LOAD, "form": 1}}, "unknown key 'form' .*mean 'from'"),
+        ({"threshold_under_load": {"from": 1, "to": 0}}, "at_requests must be a whole number"),
+        ({"threshold_under_load": {**LOAD, "to": 1.5}}, "load.to must be at least 0 and at most 1"),
+        ({"threshold_under_load": {**LOAD, "at_requests": 1}}, "at_requests must be at least 2"),
+        ({"threshold_under_load": LOAD, "threshold": 0.9}, "exclude each other"),
+        ({"threshold_under_load": LOAD, "algorithm": "FixedSteps"}, "FixedSteps has no setting"),
+    ],
+)
+def test_a_threshold_under_load_that_is_refused(section: Any, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        settings({"dllm": section})
 
 
 def test_every_key() -> None:

@@ -61,6 +61,7 @@ def test_what_show_config_prints() -> None:
         "request_step_limit": ["default", "default"],
         "constraint_depth": ["default", "default"],
         "constraint_tokens": ["2048", "default"],
+        "threshold_under_load": ["default", "default"],
     }
     chosen = {
         "algorithm": "LowConfidence",

@@ -52,7 +52,10 @@ def test_a_step_s_records_leave_its_logprobs(asked: bool) -> None:
 def test_records_of_a_request() -> None:
     tokens = np.array([7, 8, ABSENT], np.int32)
     scores = np.array([-1.5, -0.5, 0], np.float32)
-    passes = [Record(5, 900, 32, step, PassFlags.LEFT, tokens, scores, -scores) for step in (0, 1)]
+    passes = [
+        Record(5, 900, 32, step, PassFlags.LEFT, tokens, scores, -scores, threshold)
+        for step, threshold in enumerate((None, 0.7))
+    ]
     output = EngineCoreOutput("a", [7, 8])
     records.put_records(output, 6, passes)
     (arrived,) = through_a_message(EngineCoreOutputs(outputs=[output])).outputs
@@ -61,7 +64,8 @@ def test_records_of_a_request() -> None:
     asked, (first, second) = found
     assert asked == 6 and (first.step, second.step) == (0, 1)
     assert second[:5] == (5, 900, 32, 1, PassFlags.LEFT) and isinstance(second.flags, PassFlags)
-    assert [array.tolist() for array in second[5:]] == [[7, 8], [-1.5, -0.5], [1.5, 0.5]]
+    assert [array.tolist() for array in second[5:8]] == [[7, 8], [-1.5, -0.5], [1.5, 0.5]]
+    assert (first.threshold, second.threshold) == (None, 0.7)
     assert records.take_records(arrived) is None
 
 

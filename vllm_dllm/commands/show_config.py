@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
+    "threshold_under_load",
 )
 
 CHECKPOINT_FILES = "the checkpoint's files; of all ranks together"

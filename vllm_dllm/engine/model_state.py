@@ -73,6 +73,11 @@ class DiffusionModelState(ModelState):
             from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
+        rule = self.served.settings.threshold_under_load
+        if rule is not None:
+            from vllm_dllm.engine.load_threshold import LoadThreshold
+
+            self.slots.under_load = LoadThreshold(rule, self.slots)
         default = ResolvedRequest.of(self.served.choose())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
         own = has_own_backend(vllm_config)
@@ -176,6 +181,8 @@ class DiffusionModelState(ModelState):
             # A draft is verified to its end, whatever it says.
             whole=verifies or bool(resolved.step_details & StepDetails.REPLAY),
         )
+        if self.slots.under_load is not None:
+            self.slots.under_load.enter(req_index, resolved.follows_load)
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         packed = extra.get(AUTOMATON) if self.sees_logits else None

@@ -98,6 +98,8 @@ class DiffusionSampler:
             A row for each request, whether it has a canvas or not; see above.
         """
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
+        if self.slots.under_load is not None:
+            self.slots.under_load.prepare(rows)
         slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
         asked = self.parts.asked(on_host)
         # The position in the canvas where the tokens that leave begin; the update resets it.

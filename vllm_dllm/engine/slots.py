@@ -29,6 +29,7 @@ from vllm_dllm.settings.resolution import ResolvedDecoding
 from vllm_dllm.vllm_seams.channels import Failure
 
 if TYPE_CHECKING:
+    from vllm_dllm.engine.load_threshold import LoadThreshold
     from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
 
@@ -316,6 +317,7 @@ class SlotState:
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
+        under_load: sets thresholds where they follow the load, else None.
         spoiled_on_host: bool ``[slots]``, `spoiled` as of the last finished step.
     """
 
@@ -367,6 +369,7 @@ class SlotState:
         self.several_steps[:] = True  # updates are compiled before any request has entered
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
+        self.under_load: LoadThreshold | None = None
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
         self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))

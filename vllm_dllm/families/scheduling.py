@@ -52,13 +52,14 @@ class CommonRules(DiffusionScheduler):
 
     def add_request(self, request: Request) -> None:
         """Record the passes of a request whose steps somebody wants to know."""
-        details = ResolvedRequest.received(request.sampling_params.extra_args).step_details
-        if details:
+        resolved = ResolvedRequest.received(request.sampling_params.extra_args)
+        if resolved.step_details:
             if self.recorder is None:
                 from vllm_dllm.tracing.recorder import Recorder
 
-                self.recorder = Recorder()
-            self.recorder.begin(request.request_id, details)
+                settings = self.vllm_config.model_config.dllm.settings
+                self.recorder = Recorder(settings.threshold_under_load)
+            self.recorder.begin(request.request_id, resolved)
         super().add_request(request)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -99,7 +100,7 @@ class CommonRules(DiffusionScheduler):
             # vLLM's own list of requests to fail in this step.
             self.encoder_cache_mismatch_reqs.add(request_id)
         if self.recorder is not None:
-            self.recorder.note(model_runner_output)
+            self.recorder.note(model_runner_output, len(scheduler_output.num_scheduled_tokens))
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.recorder is not None:
             leaving = (output for each in outputs.values() for output in each.outputs)

@@ -7,7 +7,7 @@ values; those that are None are left out, because the server's value applies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
@@ -93,10 +93,30 @@ def parse_settings(
         from vllm_dllm.settings.unknown_names import refuse_settings
 
         refuse_settings(whole, section, algorithm)
+    if section.get("threshold_under_load") is not None:
+        _refuse_threshold_under_load(algorithm, parameters)
     return DllmSettings(
         **{name: section[name] for name in own},
         parameters={name: section[name] for name in parameters},
     )
+
+
+def _refuse_threshold_under_load(algorithm: Algorithm, parameters: Collection[str]) -> None:
+    """Raise `SettingsError` where a threshold cannot follow the load.
+
+    Args:
+        algorithm: the server's algorithm.
+        parameters: the names of its settings that the server sets.
+    """
+    if "threshold" not in algorithm.config.ranges():
+        raise SettingsError(
+            f"dllm.threshold_under_load: {algorithm.name} has no setting 'threshold'; remove it, "
+            "or choose another dllm.algorithm"
+        )
+    if "threshold" in parameters:
+        raise SettingsError(
+            "dllm.threshold and dllm.threshold_under_load exclude each other; remove one of them"
+        )
 
 
 def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, Any]:

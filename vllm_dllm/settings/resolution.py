@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import Any
 
@@ -85,6 +85,7 @@ class ResolvedDecoding:
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: number of steps that a temperature schedule is spread over.
         sources: where each setting, ``algorithm`` and ``max_steps`` come from, by name.
+        follows_load: whether its threshold is that of `DllmSettings.threshold_under_load`.
     """
 
     algorithm: Algorithm
@@ -92,6 +93,7 @@ class ResolvedDecoding:
     max_steps: int
     schedule_steps: int
     sources: Mapping[str, str] = field(default_factory=dict)
+    follows_load: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -195,7 +197,10 @@ class Served:
         ranges, values = algorithm.config.ranges(), dict(preset) if by_default else {}
         sources = dict.fromkeys(ranges, DEFAULT)
         layers = [(self._source(name), {name: value}) for name, value in self.checkpoint.items()]
-        for source, layer in ((SERVER, self.settings.parameters), (REQUEST, asked)):
+        own, load = self.settings.parameters, self.settings.threshold_under_load
+        if load is not None:
+            own = {**own, "threshold": load.alone}
+        for source, layer in ((SERVER, own), (REQUEST, asked)):
             layers += [(source, preset)] if source == chooser and not by_default else []
             layers.append((source, dict(layer)))
         for source, layer in layers:
@@ -208,8 +213,11 @@ class Served:
                 limit_steps(self, algorithm, given, values)
             values |= given
             sources |= dict.fromkeys(given, source)
+        follows = load is not None and sources.get("threshold") == SERVER
         try:
             settings = algorithm.config(**values)
+            if load is not None and follows:
+                replace(settings, threshold=load.busy)  # type: ignore[call-arg]
         except SettingsError as error:  # values that do not fit together
             raise SettingsError(_with_sources(str(error), sources)) from error
         sources["algorithm"] = DEFAULT if by_default else chooser
@@ -224,7 +232,7 @@ class Served:
         if self.corruption == "uniform":
             # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
-        return ResolvedDecoding(algorithm, settings, steps, base, sources)
+        return ResolvedDecoding(algorithm, settings, steps, base, sources, follows)
 
 
 def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
@@ -256,6 +264,7 @@ class ResolvedRequest:
         constraint_depth: as in `DllmSettings`.
         constraint_tokens: as in `DllmSettings`; None if the request sets ``max_tokens``.
         step_details: what is wanted to know of the request's steps, a `StepDetails`.
+        follows_load: as in `ResolvedDecoding`.
     """
 
     algorithm: str
@@ -270,6 +279,7 @@ class ResolvedRequest:
     constraint_depth: int | None = None
     constraint_tokens: int | None = None
     step_details: int = StepDetails.NOTHING
+    follows_load: bool = False
 
     @classmethod
     def of(
@@ -291,6 +301,7 @@ class ResolvedRequest:
             constraint_depth=given.get("constraint_depth"),
             constraint_tokens=given.get("constraint_tokens"),
             step_details=details,
+            follows_load=decoding.follows_load,
         )
 
     @classmethod

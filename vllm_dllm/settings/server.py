@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, shown
+from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, nearest, shown
 
 # The section of --additional-config that has the settings.
 SETTINGS_KEY = "dllm"
@@ -37,7 +37,13 @@ VALUES: Mapping[str, Range | tuple[str, ...] | type[bool]] = {
     "constraint_depth": CONSTRAINT_DEPTH,
     "constraint_tokens": CONSTRAINT_TOKENS,
 }
-NAMES = frozenset({"algorithm", *VALUES})
+NAMES = frozenset({"algorithm", "threshold_under_load", *VALUES})
+# The keys of `ThresholdUnderLoad`, as users write them.
+UNDER_LOAD = {
+    "from": Range(most=1.0),
+    "to": Range(most=1.0),
+    "at_requests": Range(least=2, whole=True),
+}
 
 
 def native_gemma() -> bool:
@@ -52,6 +58,43 @@ def native_gemma() -> bool:
     if value not in ("", "0", "1"):
         raise SettingsError(f"VLLM_DLLM_NATIVE must be 0 or 1, got {shown(value)}")
     return value == "1"
+
+
+@dataclass(frozen=True)
+class ThresholdUnderLoad:
+    """A threshold that follows the number of requests in a step, as in DiLaServe (2606.29094).
+
+    Attributes:
+        alone: the threshold of a step with one request, ``from``.
+        busy: the threshold of a step with `at_requests` or more, ``to``.
+        at_requests: this number; between the two the threshold is interpolated.
+    """
+
+    alone: float
+    busy: float
+    at_requests: int
+
+    @classmethod
+    def parse(cls, given: object) -> ThresholdUnderLoad:
+        """Parse what users write; raises `SettingsError`."""
+        name = "dllm.threshold_under_load"
+        if not isinstance(given, Mapping):
+            raise SettingsError(f"{name} must be an object, got {shown(given)}")
+        for key in given:
+            if key not in UNDER_LOAD:
+                hint = nearest(key if isinstance(key, str) else "", UNDER_LOAD)
+                raise SettingsError(f"unknown key {shown(key)} of {name}; {hint}")
+        for key, allowed in UNDER_LOAD.items():
+            allowed.check(f"{name}.{key}", given.get(key))
+        return cls(*(given[key] for key in UNDER_LOAD))
+
+    def at(self, requests: int) -> float:
+        """The threshold of a step with so many requests, to millionths."""
+        share = min(1.0, max(0, requests - 1) / (self.at_requests - 1))
+        return round(self.alone + (self.busy - self.alone) * share, 6)
+
+    def __str__(self) -> str:
+        return f"{self.alone:g} to {self.busy:g} at {self.at_requests}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +129,8 @@ class DllmSettings:
             offered texts nest. None means `CompileLimits.calls`.
         constraint_tokens: the most tokens of a constrained output whose request sets no
             ``max_tokens``, but at least as many as the shortest output takes.
+        threshold_under_load: the threshold of requests that set none, or None if it is constant.
+            Written as a mapping of `UNDER_LOAD`.
     """
 
     algorithm: str | None = None
@@ -100,6 +145,7 @@ class DllmSettings:
     request_step_limit: int | None = None
     constraint_depth: int | None = None
     constraint_tokens: int = 2048
+    threshold_under_load: ThresholdUnderLoad | None = None
 
     def __post_init__(self) -> None:
         given: object = self.fused_commit
@@ -111,6 +157,9 @@ class DllmSettings:
             raise SettingsError(
                 f"dllm.algorithm must be a string that names one, got {shown(self.algorithm)}"
             )
+        load: object = self.threshold_under_load
+        if load is not None and not isinstance(load, ThresholdUnderLoad):
+            object.__setattr__(self, "threshold_under_load", ThresholdUnderLoad.parse(load))
         for name, allowed in VALUES.items():
             value, default = getattr(self, name), getattr(type(self), name)
             if value is not None or default is not None:

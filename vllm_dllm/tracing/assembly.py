@@ -118,7 +118,7 @@ def _block(canvas: _Canvas) -> Block:
         elif record.flags & PassFlags.COMMITTED:
             kind = "commit"
         clock = (record.engine_step, record.milliseconds)
-        block.passes.append(Pass(kind, _steps(record), *clock))
+        block.passes.append(Pass(kind, _steps(record), *clock, record.threshold))
         block.tokens = record.tokens.tolist()
     return block
 

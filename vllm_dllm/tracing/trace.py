@@ -39,12 +39,14 @@ class Pass:
         step: number of denoise steps of the block so far, including this pass.
         engine_step: the engine's step; it is the same for requests that share a batch.
         milliseconds: when the result arrived, since the engine's first traced request.
+        threshold: the threshold of the step, if it follows the load.
     """
 
     kind: str
     step: int
     engine_step: int
     milliseconds: int
+    threshold: float | None = None
 
 
 @dataclass

@@ -130,7 +130,9 @@ def _count_by_algorithm(original: Callable[..., None]) -> Callable[..., None]:
         if is_ours(vllm_config.model_config):
             from vllm_dllm.metrics import add_counters
 
-            add_counters(self.stat_loggers, vllm_config.model_config.dllm.algorithm_names)
+            served = vllm_config.model_config.dllm
+            load = served.settings.threshold_under_load
+            add_counters(self.stat_loggers, served.algorithm_names, load)
 
     return init
 

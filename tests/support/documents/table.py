@@ -82,9 +82,11 @@ TRACES = "tests/serving/servers/test_traces.py::test_watch_and_its_page"
 LIVE_PAGE = (
     "tests/serving/servers/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
 )
+TUNE = "tests/commands/test_tune.py::test_the_whole_sweep_within_five_minutes"
 RECEIVER = "tests/serving/engines/test_weight_updates.py::test_new_weights_from_a_worker_extension"
 RUN_BY = (
     Row("docs/weights.md", "class Receiver:", RECEIVER),
+    Row("docs/settings.md", "vllm-dllm tune", TUNE),
     Row("docs/traces.md", "vllm-dllm watch", TRACES),
     Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
     Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),

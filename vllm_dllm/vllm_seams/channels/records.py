@@ -96,6 +96,7 @@ class Record(NamedTuple):
         tokens: int32 ``[width]``, the canvas after the pass.
         logprobs: float32 ``[width]``, the logprobs of the tokens that this pass decided.
         probabilities: float32 ``[width]``, `UNDECIDED` or `GIVEN` where this pass decided nothing.
+        threshold: the threshold of the step, if it follows the load; sent as millionths.
     """
 
     engine_step: int
@@ -106,6 +107,7 @@ class Record(NamedTuple):
     tokens: np.ndarray
     logprobs: np.ndarray
     probabilities: np.ndarray
+    threshold: float | None = None
 
     @property
     def denoised(self) -> bool:
@@ -113,7 +115,8 @@ class Record(NamedTuple):
         return not self.flags & (PassFlags.COMMITTED | PassFlags.WAITED)
 
 
-_NUMBERS = 5  # the fields of a record that are numbers
+_NUMBERS = 6  # the fields of a record that are numbers
+_NO_THRESHOLD = -1
 
 
 def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
@@ -126,7 +129,8 @@ def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
     """
     from vllm.v1.outputs import SamplingMaskLists
 
-    *numbers, tokens, logprobs, probabilities = zip(*records, strict=True)
+    *numbers, tokens, logprobs, probabilities, thresholds = zip(*records, strict=True)
+    numbers.append([_NO_THRESHOLD if it is None else round(1e6 * it) for it in thresholds])
     flat = [int(number) for record in zip(*numbers, strict=True) for number in record]
     scores = np.stack((np.stack(logprobs), np.stack(probabilities)))
     output.new_sampling_mask = SamplingMaskLists(np.stack(tokens), scores, [details, *flat])
@@ -145,13 +149,14 @@ def take_records(output: Any) -> tuple[int, list[Record]] | None:
     all_tokens, scores, (details, *flat) = sent
     found = []
     for row, first in enumerate(range(0, len(flat), _NUMBERS)):
-        engine_step, milliseconds, start, step, flags = flat[first : first + _NUMBERS]
+        engine_step, milliseconds, start, step, flags, millionths = flat[first : first + _NUMBERS]
         tokens, logprobs, probabilities = all_tokens[row], scores[0, row], scores[1, row]
         width = int((tokens != ABSENT).sum())
         found.append(
             Record(
                 *(engine_step, milliseconds, start, step, PassFlags(flags)),
                 *(tokens[:width], logprobs[:width], probabilities[:width]),
+                None if millionths == _NO_THRESHOLD else millionths / 1e6,
             )
         )
     return details, found

@@ -1,0 +1,225 @@
+"""The race of ``vllm-dllm tune``: which settings take part, which of them goes on, and who wins.
+
+All settings answer the same problems, by parts of growing size. The first one, the careful setting,
+answers all parts. Another one leaves the race when it is clearly worse than that, or slower than
+one that is known to be good enough. So most of the time goes to those that may win.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm_dllm.ranges import SettingsError
+
+if TYPE_CHECKING:
+    from vllm_dllm.settings.resolution import ResolvedDecoding, Served
+
+# The values that are tried of settings that trade passes for quality, and the shares of the block
+# that are tried as steps. Other settings keep the values they have; so does the cap on steps,
+# because a temperature schedule is spread over a server's cap, and not over a request's.
+TRIED: Mapping[str, Sequence[float]] = {
+    "threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
+    "entropy_bound": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6),
+    "confidence_threshold": (0.005, 0.05, 0.5),
+}
+SHARES = (1, 2, 4, 8)
+# So many times the tokens per pass are clearly faster on the problems that two settings share; on
+# the other problems it may be a little different.
+CLEARLY = 1.05
+# Differences of scores are sums of rounded numbers.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a setting's answers to a part of the problems scored and cost.
+
+    Attributes:
+        scores: a number between 0 and 1 for each problem.
+        tokens: how many tokens the answers have.
+        passes: how many passes over their canvases they took, commits included.
+        seconds: how long the engine took to answer them together.
+        answers: their token ids, if others are compared with them.
+    """
+
+    scores: list[float]
+    tokens: int
+    passes: int
+    seconds: float
+    answers: list[list[int]] | None = None
+
+
+@dataclass
+class Setting:
+    """A way to decode, and what is known of it.
+
+    Attributes:
+        name: what tables and plots call it.
+        options: request options, without their prefix.
+        choice: the algorithm and all its settings.
+        parts: what it has answered, in the order of the problems.
+        refusal: why the engine refuses such requests; empty if it does not.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    choice: ResolvedDecoding
+    parts: list[Part] = field(default_factory=list)
+    refusal: str = ""
+
+    @property
+    def scores(self) -> list[float]:
+        """The scores of the problems that it has answered."""
+        return [score for part in self.parts for score in part.scores]
+
+    @property
+    def score(self) -> float:
+        """The mean of its scores."""
+        return statistics.fmean(self.scores)
+
+    def tokens_per_pass(self, parts: int | None = None) -> float:
+        """Tokens per pass over a canvas in its first `parts` parts, or in all; 0 without any."""
+        done = self.parts[:parts]
+        return sum(part.tokens for part in done) / max(1, sum(part.passes for part in done))
+
+    def tokens_per_second(self) -> float:
+        """Tokens per second of all its answers, as many at a time as the engine takes."""
+        return sum(part.tokens for part in self.parts) / sum(part.seconds for part in self.parts)
+
+
+def part_ends(problems: int) -> list[int]:
+    """Where the parts of so many problems end: after an eighth, a quarter, a half and all."""
+    return sorted({max(1, problems // share) for share in (8, 4, 2, 1)})
+
+
+def interval(values: Sequence[float], *added: float) -> tuple[float, float]:
+    """The 95 % interval of a mean: the normal one, with some more values at the ends of the range.
+
+    Without these, equal values would have an interval of no width. Two values at each end are
+    Agresti's and Coull's interval of a rate (The American Statistician 52, 1998), and one at each
+    end is Bonett's and Price's of a paired difference (J. Educ. Behav. Stat. 37, 2012).
+    """
+    every = [*values, *added]
+    mean, half = statistics.fmean(every), 1.96 * statistics.pstdev(every) / math.sqrt(len(every))
+    return max(mean - half, min(added)), min(mean + half, max(added))
+
+
+def score_interval(setting: Setting) -> tuple[float, float]:
+    """The interval of a setting's score."""
+    return interval(setting.scores, 0, 0, 1, 1)
+
+
+def against(setting: Setting, careful: Setting) -> tuple[float, float, float]:
+    """How much better a setting is than the careful one on its own problems, and the interval."""
+    pairs = zip(setting.scores, careful.scores, strict=False)
+    differences = [ours - theirs for ours, theirs in pairs]
+    return statistics.fmean(differences), *interval(differences, -1, 1)
+
+
+def hopeless(setting: Setting, careful: Setting, tolerance: float) -> bool:
+    """Whether even the upper bound of its score is too far below the careful setting's."""
+    return against(setting, careful)[2] < -tolerance
+
+
+def winner(settings: Sequence[Setting], tolerance: float) -> Setting:
+    """The one with the most tokens per pass of those that have answered all and are good enough.
+
+    Among equally fast ones it is the better one, so that no other is both faster and better.
+    """
+    careful = settings[0]
+    complete = (each for each in settings if len(each.parts) == len(careful.parts))
+    return max(
+        (each for each in complete if against(each, careful)[0] >= -tolerance - ROUNDING),
+        key=lambda each: (each.tokens_per_pass(), each.score),
+    )
+
+
+def still_racing(settings: Sequence[Setting], parts: int, tolerance: float) -> list[Setting]:
+    """The settings that have parts left to answer and may win; the first of them is next.
+
+    After a first part of all, the fastest is next: once it is good enough, slower ones cannot win.
+
+    Args:
+        settings: all settings, the careful one first.
+        parts: the number of parts.
+        tolerance: how far below the careful setting's a score may be, between 0 and 1.
+    """
+    careful = settings[0]
+    left = [each for each in settings if len(each.parts) < parts and not each.refusal]
+    if careful in left:
+        return left
+    leader = winner(settings, tolerance)
+
+    def may_win(one: Setting) -> bool:
+        shared = leader.tokens_per_pass(len(one.parts))
+        is_slower = shared > CLEARLY * one.tokens_per_pass()
+        return not (is_slower or hopeless(one, careful, tolerance))
+
+    left = [each for each in left if not each.parts or may_win(each)]
+    return sorted(left, key=lambda each: (len(each.parts) > 0, -each.tokens_per_pass()))
+
+
+def pareto_front(
+    settings: Sequence[Setting], speed: Callable[[Setting], float] = Setting.tokens_per_pass
+) -> list[Setting]:
+    """Those than which no other is faster and as good, or better and as fast.
+
+    The settings have answered the same problems.
+    """
+    points = [(speed(each), each.score) for each in settings]
+
+    def is_beaten(own: tuple[float, float]) -> bool:
+        return any(own != one and own[0] <= one[0] and own[1] <= one[1] for one in points)
+
+    return [each for each, own in zip(settings, points, strict=True) if not is_beaten(own)]
+
+
+def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]:
+    """All settings that take part: the careful one, the server's own, and a grid per algorithm.
+
+    Carefully, a masked model decides one position in each pass, the most probable one. For a model
+    of uniform noise, the careful setting is the server's own.
+
+    Args:
+        served: the server's settings.
+        algorithms: names of the algorithms whose grids are tried; none means all.
+
+    Raises:
+        SettingsError: the model has no such algorithm.
+    """
+    asked: list[dict[str, Any]] = [{}]
+    if served.corruption == "mask":
+        asked.insert(0, {"algorithm": "LowConfidence", "threshold": 1.0})
+    for name in algorithms or served.algorithm_names:
+        try:
+            plain = served.choose({"algorithm": name})
+        except SettingsError:
+            if algorithms:
+                raise
+            continue  # it is for other models
+        asked += ({"algorithm": name, **values} for values in _grid(served, plain))
+        presets = (f"{name}-{preset}" for preset in plain.algorithm.presets)
+        asked += ({"algorithm": each} for each in (name, *presets))
+    found: dict[tuple[Any, ...], Setting] = {}
+    for options in asked:
+        choice = served.choose(options)
+        values = [f"{name}={value:g}" for name, value in options.items() if name != "algorithm"]
+        name = " ".join([options.get("algorithm", "default"), *values])
+        key = choice.algorithm.name, choice.settings, choice.max_steps
+        found.setdefault(key, Setting(name, options, choice))
+    return list(found.values())
+
+
+def _grid(served: Served, plain: ResolvedDecoding) -> Iterator[dict[str, float]]:
+    """All combinations of the values that are tried of an algorithm's settings."""
+    names = plain.algorithm.config.ranges()
+    tried = {name: values for name, values in TRIED.items() if name in names}
+    if "steps" in names:
+        tried["steps"] = sorted({max(1, served.length // share) for share in SHARES})
+    for values in itertools.product(*tried.values()):
+        yield dict(zip(tried, values, strict=True))
