@@ -112,6 +112,7 @@ BESIDE: dict[str, set[str]] = {
 OPTIONAL = {
     "vllm_dllm.decoding.names",
     "vllm_dllm.engine.constraints",
+    "vllm_dllm.engine.draft_passes",
     "vllm_dllm.engine.interrupted",
     "vllm_dllm.engine.kernel_choice",
     "vllm_dllm.engine.load_threshold",

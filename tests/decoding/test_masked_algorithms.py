@@ -14,8 +14,8 @@ from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics
 
-# A rule that moves tokens has other properties, see `test_joint_threshold_in_del`.
-RULES = {rule.name: rule for rule in algorithms("mask") if not rule.moves}
+# Rules that move tokens or verify drafts have other properties and tests of their own.
+RULES = {rule.name: rule for rule in algorithms("mask") if not (rule.moves or rule.verifies_drafts)}
 # Few values, exact in binary, so that ties and probabilities equal to a threshold are common.
 PROBABILITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ENTROPIES = (0.0, 0.125, 0.25, 0.5)
@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "Sequential": {"steps": (1, 3, 5, 12, 40)},
     "SubBlocks": {"threshold": (0.0, 0.25, 0.5, 1.0), "sub_block_length": (1, 3, 4, 8, 12, 40)},
     "EntropyBounded": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
+    "FrechetProfile": {"threshold": (0.25, 0.5, 0.75, 1.0)},
     "Hierarchical": {"threshold": (0.5, 0.9), "low": (0.0, 0.25, 0.6)},
     "EntropyBound": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
     "JointThreshold": {

@@ -86,6 +86,15 @@ def entropy_bound(row: Row) -> None:
     row.reveal(chosen)
 
 
+def frechet_profile(row: Row) -> None:
+    chosen, missing = row.surest(row.open), 0.0
+    for n, i in enumerate(sorted(row.open, key=lambda i: (-row.p[i], i))):
+        missing += 1 - row.p[i]
+        if max(0, 1 - missing) >= row.settings["threshold"]:
+            chosen = sorted(row.open, key=lambda i: (-row.p[i], i))[: n + 1]
+    row.reveal(chosen)
+
+
 def quota(row: Row) -> int:
     steps = int(row.settings["steps"])
     return L // steps + (row.step < L % steps)
@@ -175,6 +184,7 @@ REFERENCES: dict[str, Callable[[Row], None]] = {
     "Leftmost": leftmost,
     "ConfidenceThreshold": confidence_threshold,
     "LinearSpec": confidence_threshold,  # drafts by the same rule, with another threshold
+    "FrechetProfile": frechet_profile,
     "Hierarchical": hierarchical,
     "EntropyBound": entropy_bound,
     "JointThreshold": joint_threshold,

@@ -79,6 +79,7 @@ class StepContext:
         likeliest: ``[slots, L, K]``, the tokens that `Algorithm.likeliest` asks for; K may be
             larger, because another algorithm of the batch has asked for more.
         edit_tokens: the model's ids for `Algorithm.moves`, or None.
+        draft: for an algorithm that `verifies_drafts`; None for others.
     """
 
     statistics: RowStatistics
@@ -91,6 +92,25 @@ class StepContext:
     asked: torch.Tensor | None = None
     likeliest: RankedTokens | None = None
     edit_tokens: EditTokens | None = None
+    draft: DraftContext | None = None
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """The inputs of a step for an algorithm that `verifies_drafts`.
+
+    Attributes:
+        verified: bool ``[slots]``, true where this pass verified: the statistics of position i are
+            those of a mask there that sees the positions before it alone, with the draft's tokens.
+        tokens: int64 ``[slots, L]``, the draft where `verified` is true.
+        chance: float32 ``[slots, L]``, a uniform random number in (0, 1) for each position.
+        vocabulary: the number of token ids.
+    """
+
+    verified: torch.Tensor
+    tokens: torch.Tensor
+    chance: torch.Tensor
+    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -102,11 +122,16 @@ class Update:
         done: bool ``[slots]``, true where the algorithm has finished the canvas. If the canvas
             equals the one that was read, this forward pass was its commit.
         state: the tensors named in `Algorithm.state`, for the next step.
+        verify: bool ``[slots]``, canvases whose next pass verifies `draft`; it has no effect where
+            nothing is masked. Only from an algorithm that `verifies_drafts`, and then never None.
+        draft: int64 ``[slots, L]``, tokens for the masked positions of these canvases.
     """
 
     canvas: Canvas
     done: torch.Tensor
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    verify: torch.Tensor | None = None
+    draft: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +174,8 @@ class Algorithm(ABC):
             rather than the one from `ops.statistics.sampled.with_drawn`.
         verifies: whether a causal commit decides how much of a canvas leaves. Its canvases begin
             with the last known token, see `engine.verifying_pass`, and `reads_decided` is true.
+        verifies_drafts: whether some of its passes verify a draft (`Update.verify`). A server has
+            to be started with such an algorithm, see `engine.draft_passes`.
         excludes: what its requests cannot ask for; they are refused by name.
         likeliest: how many of the likeliest tokens it needs for each position; 0 if the statistics
             are enough.
@@ -167,6 +194,7 @@ class Algorithm(ABC):
     samples: bool = True
     own_confidence: bool = False
     verifies: bool = False
+    verifies_drafts: bool = False
     excludes: frozenset[Beside] = frozenset()
     likeliest: int = 0
     moves: bool = False

@@ -28,11 +28,12 @@ def algorithms(corruption: Corruption) -> list[Algorithm]:
 def algorithm_names(corruption: Corruption, of_every_model: bool = False) -> list[str]:
     """The names that users may write, including those of presets.
 
-    With `of_every_model`, those that fit every model of this kind: they neither verify nor move.
+    With `of_every_model`, those that fit every server of a model of this kind: they neither verify
+    nor move.
     """
     known = algorithms(corruption)
     if of_every_model:
-        known = [each for each in known if not (each.verifies or each.moves)]
+        known = [a for a in known if not (a.verifies or a.verifies_drafts or a.moves)]
     return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 

@@ -40,6 +40,7 @@ MASKED: Mapping[str, Ranges] = {
     "LowConfidenceStatic": {"steps": (1, 40)},
     "Sequential": {"steps": (1, 40)},
     "EntropyBounded": {"entropy_bound": (0.0, 2.0)},
+    "FrechetProfile": {"threshold": (0.2, 1.0)},
     "Hierarchical": {"threshold": (0.5, 0.95), "low": (0.1, 0.5)},
     "Credit": {"threshold": (0.4, 0.95), "alpha": (0.0, 1.0), "gamma": (0.1, 1.0)},
     "EntropyBound": {"entropy_bound": (0.0, 2.0)},
