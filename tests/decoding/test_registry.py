@@ -45,7 +45,7 @@ def test_presets() -> None:
     [
         ("LowConfidense", "did you mean 'LowConfidence'"),
         ("JointThreshold-X", "did you mean 'JointThreshold"),
-        ("Zzz", "available: ConfidenceThreshold, Credit, EntropyBound"),
+        ("Zzz", "choose ConfidenceThreshold, Credit, EntropyBound"),
         ("nowhere:Rule", "'nowhere:Rule' cannot be loaded"),
         ("json:JSONDecoder", "cannot be loaded"),
     ],

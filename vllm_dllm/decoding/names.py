@@ -46,8 +46,9 @@ def refusal(name: str, corruption: Corruption) -> SettingsError:
         start = "" if meant == name else f"{unknown}; "
         fit = misfit(meant, corruption)
         return SettingsError(f"{start}{fit}; choose {listed(names, 'or')}")
-    hint = "" if meant is None else f"; did you mean {meant!r}?"
-    return SettingsError(f"{unknown}{hint} (available: {', '.join(names)})")
+    if meant is not None:
+        return SettingsError(f"{unknown}; did you mean {meant!r}?")
+    return SettingsError(f"{unknown}; choose {listed(names, 'or')}")
 
 
 def misfit(name: str, corruption: Corruption) -> SettingsError:

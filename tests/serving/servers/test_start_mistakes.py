@@ -99,7 +99,7 @@ ALGORITHMS = [
         GEMMA,
         dllm(threshold=0.9),
         "dllm.threshold is not a setting of EntropyBound, which has dllm.confidence_threshold",
-        "remove it, because it belongs to ConfidenceThreshold, Credit, Hierarchical",
+        "remove it, because it belongs to ConfidenceThreshold, Credit, FrechetProfile",
     ),
     Mistake(GEMMA, dllm(treshold=0.9), "'treshold': dllm.threshold is not", "remove it"),
     Mistake(
