@@ -1,7 +1,7 @@
 """The seams that ``docs/seams.md`` lists: what of vLLM each is, and the tests that show it.
 
 A seam is a row of one of the page's tables. Its first cell names functions and fields of vLLM by
-what is behind the module, or packages of vLLM with all names in them that are recorded.
+what follows the module, or packages of vLLM with all names in them that are recorded.
 """
 
 from __future__ import annotations

@@ -188,6 +188,8 @@ def verified(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are the `expected` tensors.
 
+    Names that a wrapper has changed are passed on as the model has them, see `saved_names`.
+
     Args:
         weights: the tensors of a checkpoint by their names in its files.
         expected: all tensors that the checkpoint must have, by name.
@@ -197,8 +199,6 @@ def verified(
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: whether all expected tensors must come. False for an update of weights, which a
             trainer sends in parts.
-
-    Names that a wrapper has changed are passed on as the model has them, see `saved_names`.
 
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or

@@ -56,7 +56,7 @@ class JointThresholdInDel(Algorithm):
     changes gets its next best token instead, at most `TRIES` times. Then, from left to right::
 
         DELETE  the position is removed
-        SPLIT   a mask, and behind it what stood there before this step
+        SPLIT   a mask, and after it what stood there before this step
 
     and the canvas is cut, or filled with masks, at its right end. These masks are not original; a
     position keeps whether it is, wherever it moves.
@@ -191,7 +191,7 @@ def _edited(
     width = 1 + splits.long() - removed.long()
     end = width.cumsum(1)
     place = torch.arange(length, device=written.device)
-    # The position that comes to each place: the first one that ends behind it.
+    # The position that comes to each place: the first one that ends after it.
     source = (end[:, None, :] <= place[:, None]).sum(2)  # [slots, L]
     behind = source == length
     source = source.clamp_max(length - 1)

@@ -135,7 +135,7 @@ class SelfSpeculativeExact(Algorithm):
     masks up to the first place where v differs from the draft are decided for v, and v is the draft
     of the masks after it.
 
-    Every decided token is therefore the likeliest at a mask behind decided tokens, and the answer
+    Every decided token is therefore the likeliest at a mask after decided tokens, and the answer
     that of decoding the positions of a block one by one, from left to right, where a position sees
     what precedes it in its block. Keys and values of finished blocks are those of the model's own
     block length, as with every other algorithm, so that all of them share the prefix cache. A cap
@@ -171,8 +171,8 @@ class SelfSpeculativeExact(Algorithm):
 
 def first_run(masked: torch.Tensor) -> torch.Tensor:
     """The first run of masks, bool ``[slots, L]``, where `masked` is of the same shape."""
-    behind = masked.cumsum(1) > 0  # the first mask, and all after it
-    return masked & ((behind & ~masked).cumsum(1) == 0)
+    from_first = masked.cumsum(1) > 0  # the first mask, and all after it
+    return masked & ((from_first & ~masked).cumsum(1) == 0)
 
 
 def expected_length(run: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:

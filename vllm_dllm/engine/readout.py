@@ -113,7 +113,7 @@ class Readings:
         statistics: row statistics ``[n, L]``.
         noise: int64 ``[n, L]``, uniform random tokens; None for a masked model.
         next_canvas: int64 ``[n, L]``, the tokens with which the canvases after these begin: uniform
-            random tokens, or masks behind the token that `readout_shifted` has read. None for other
+            random tokens, or masks after the token that `readout_shifted` has read. None for other
             masked models, or if not all canvases are L wide.
         soft_embedding: float32 ``[n, L, hidden]``, before the embedding's scale; None for a masked
             model, or if no canvas may go on.

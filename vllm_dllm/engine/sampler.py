@@ -216,7 +216,7 @@ class DiffusionSampler:
         if not isinstance(width, int):
             present = state.position < width[:, None]
             if state.kind.mask_token is not None and not state.kind.aligned:
-                # The context ends within the canvas: nothing is to be decided behind it.
+                # The context ends within the canvas: nothing is to be decided after it.
                 state.masked.index_copy_(0, slot, state.masked.index_select(0, slot) & present)
             hidden_states = self._padded(hidden_states, width)
         plan = self.canvas_update.plan(slot, on_host, width, asked)
