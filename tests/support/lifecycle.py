@@ -55,7 +55,9 @@ class World:
         return bool(self.running.runner.model_state.policy.fused)
 
     @classmethod
-    def make(cls, family: Family, running: Engine, asynchronous: bool) -> World:
+    def make(
+        cls, family: Family, running: Engine, asynchronous: bool, temperature: float = 0.0
+    ) -> World:
         near, far = family.prompts(LENGTHS[family.name], seed=2)
         (new,) = family.prompts((family.length + 3,), seed=4)
         (victim,) = family.prompts((75 if family.name == "gemma" else 45,), seed=5)
@@ -67,8 +69,9 @@ class World:
             "victim": (victim, family.params(3 * family.length, ignore_eos=True, seed=5)),
         }
         if family.name == "gemma":
-            for _, params in asked.values():  # else its canvases settle to the same in any step
-                params.temperature = 1.5
+            temperature = 1.5  # else its canvases settle to the same in any step
+        for _, params in asked.values():
+            params.temperature = temperature
         alone = {name: running.generate([p], [q])[0][0] for name, (p, q) in asked.items()}
         return cls(family, running, asked, alone, asynchronous)
 
@@ -188,14 +191,14 @@ def ends(world: World) -> dict[str, tuple[dict[str, Any], int, str]]:
     opened = length - world.family.tail(world.asked["victim"][0])
 
     def first(low: int) -> int:
-        """A token that stands nowhere before, at or behind ``low``."""
+        """A token that stands nowhere before, at or after ``low``."""
         return next(i for i in range(low, len(whole)) if whole[i] not in whole[:i])
 
     inside, second = first(1), first(opened + 1)
     return {
         "one-token": ({"max_tokens": 1}, 1, "length"),
         "first-canvas": ({"max_tokens": opened}, opened, "length"),
-        "one-behind": ({"max_tokens": opened + 1}, opened + 1, "length"),
+        "one-after": ({"max_tokens": opened + 1}, opened + 1, "length"),
         "two-canvases": ({"max_tokens": opened + length}, opened + length, "length"),
         "stop-token": ({"stop_token_ids": [whole[inside]]}, inside + 1, "stop"),
         "late-stop-token": ({"stop_token_ids": [whole[second]]}, second + 1, "stop"),

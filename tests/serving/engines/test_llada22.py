@@ -144,7 +144,7 @@ def test_event_in_phase(world: World, phase: str, event: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["one-token", "first-canvas", "one-behind", "late-stop-token"])
+@pytest.mark.parametrize("name", ["one-token", "first-canvas", "one-after", "late-stop-token"])
 def test_end(world: World, name: str) -> None:
     options, tokens, reason = ends(world)[name]
     assert_end(world, options, world.alone["victim"][:tokens], reason)

@@ -83,7 +83,7 @@ def never_commits(driver: Driver) -> bool:
     return not driver.running.llm.llm_engine.has_unfinished_requests()
 
 
-END_NAMES = ("one-token", "first-canvas", "one-behind", "two-canvases", "stop-token",
+END_NAMES = ("one-token", "first-canvas", "one-after", "two-canvases", "stop-token",
              "late-stop-token")  # fmt: skip
 
 

@@ -133,7 +133,7 @@ def test_event_late_in_a_canvas(world: World, event: str, number: int) -> None:
     assert_unnoticed(world, driver, event)
 
 
-@pytest.mark.parametrize("name", ["one-token", "first-canvas", "one-behind", "late-stop-token"])
+@pytest.mark.parametrize("name", ["one-token", "first-canvas", "one-after", "late-stop-token"])
 def test_end(world: World, name: str) -> None:
     """A request ends in a canvas that others had to be waited for, or that was edited."""
     options, tokens, reason = ends(world)[name]

@@ -37,7 +37,8 @@ def started(tmp_path_factory: Any, way: str, asked: dict[str, Any] | None) -> It
     asynchronous = way == "async"
     options = {"max_num_batched_tokens": BUDGET["nemotron"], "async_scheduling": asynchronous}
     with family.start(max_num_seqs=3, **options) as running:
-        yield World.make(family, running, asynchronous)
+        # Greedy answers have too few different tokens for a stop token in the second canvas.
+        yield World.make(family, running, asynchronous, temperature=0.0 if asked else 1.0)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(w, marks=pytest.mark.long) for w in WAYS])
@@ -60,7 +61,7 @@ def test_event(denoising: World, phase: str, event: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["one-token", "first-canvas", "one-behind", "two-canvases", "stop-token", "late-stop-token"],
+    ["one-token", "first-canvas", "one-after", "two-canvases", "stop-token", "late-stop-token"],
 )
 def test_end(denoising: World, name: str) -> None:
     options, tokens, reason = ends(denoising)[name]
