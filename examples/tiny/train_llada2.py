@@ -95,14 +95,19 @@ def loss_of(model: LLaDA2, batch: Batch, mask: int, generator: torch.Generator) 
 
 @torch.no_grad()
 def generate(
-    model: LLaDA2, prompts: list[list[int]], mask: int, end: int, threshold: float = 0.9
+    model: LLaDA2,
+    prompts: list[list[int]],
+    mask: int,
+    end: int,
+    threshold: float = 0.9,
+    room: int = 2,
 ) -> tuple[list[list[int]], float]:
     """Answer all prompts at once by low confidence, recomputing everything at every step.
 
-    Rows of any length share a batch, because no block sees a later one. Returns the tokens
-    before `end`, and the mean number of steps that a block took.
+    Rows of any length share a batch, because no block sees a later one. An answer has at most
+    `room` blocks. Returns the tokens before `end`, and the mean number of steps that a block took.
     """
-    block, room = model.shape.block_length, 2
+    block = model.shape.block_length
     blocks = max(len(prompt) for prompt in prompts) // block + room
     ids = torch.full((len(prompts), blocks * block), mask)
     for row, prompt in enumerate(prompts):

@@ -7,12 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_dllm.families.block_causal.attention import split_into_blocks
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
+from vllm_dllm.families.block_causal.window_segments import WindowSegments, cut
 from vllm_dllm.families.config_fields import canvas_length
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.server import LENGTHS
@@ -94,3 +99,16 @@ def test_a_missing_length_is_named(tmp_path: Path) -> None:
     nothing: Any = SimpleNamespace(hf_config=SimpleNamespace())
     set_defaults(args, nothing, (False, False), self_conditioned=False)
     assert (args.max_num_seqs, args.max_num_batched_tokens) == (7, 9)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(2, 4), st.integers(0, 2))
+def test_the_segments_of_full_graphs(length: int, rows: int, blocks: int, padding: int) -> None:
+    """They are those of a batch that is cut on the host, and none of a padding row."""
+    width = blocks * length
+    row, wanted, hidden = split_into_blocks(np.full(rows, width), length)
+    windows = WindowSegments(length, rows, torch.device("cpu"), blocks)
+    start = torch.tensor([*range(0, (rows + 1) * width, width), *[rows * width] * padding])
+    found = cut(start.int(), length, blocks).tolist()
+    assert found == wanted.tolist() + [rows * width] * (padding * blocks)
+    assert windows.hidden.repeat(rows).tolist() == hidden.tolist()
+    assert row.tolist() == torch.arange(rows).repeat_interleave(blocks).tolist()

@@ -63,6 +63,7 @@ OF_REQUEST = {"max_post_edit_steps": Number(most=4 * 32, whole=True)}
 STEP = Number(least=1, most=STEPS, whole=True)
 DEPTH = Number(least=16, most=1024, whole=True)
 BOUND = Number(least=1, most=2**31 - 1, whole=True)
+ONE, BLOCKS = (Number(least=1, most=most, whole=True) for most in (1, 64))
 WORDS = {
     "window": ("symmetric", "reference"),
     "execution": ("fdfo", "sync"),
@@ -81,7 +82,13 @@ def test_every_option_is_fuzzed() -> None:
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
     own = {"algorithm", "max_steps", "request_step_limit", "parameters"}
-    own |= {"constraint_depth", "constraint_tokens", "threshold_under_load"}
+    own |= {
+        "constraint_depth",
+        "constraint_tokens",
+        "threshold_under_load",
+        "blocks",
+        "blocks_open_at",
+    }
     flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
     assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
     assert OPTIONS.keys() == REQUEST.keys()
@@ -174,13 +181,15 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
         "constraint_tokens": BOUND.takes,
         # Mappings that are taken are in test_parsing.py.
         "threshold_under_load": lambda v: v is None,
+        "blocks_open_at": lambda v: v is None,  # with one block
+        "blocks": (BLOCKS if kind == "mask" else ONE).takes,
     }
     for name, words in WORDS.items():
         taken[name] = lambda v, words=words: isinstance(v, str) and v in words
     return taken
 
 
-EDGES = STEP.edges() | DEPTH.edges() | BOUND.edges()
+EDGES = BLOCKS.edges() | STEP.edges() | DEPTH.edges() | BOUND.edges()
 NAMES = st.sampled_from(sorted(set().union(*ALGORITHMS.values(), *WORDS.values())))
 
 
@@ -213,6 +222,8 @@ def bit(value: Any) -> bool:
 REQUEST: dict[str, Callable[[Any], bool]] = {
     "algorithm": lambda v: v is None or (isinstance(v, str) and v in ALGORITHMS["uniform"]),
     "max_steps": lambda v: v is None or STEP.takes(v),
+    # The server's canvases hold one block.
+    "blocks": lambda v: v is None or ONE.takes(v),
     "canvas_length": lambda v: v is None or STEP.takes(v),
     "seed_canvas": lambda v: v is None or whole_numbers(v),
     # In the company of a seed canvas of three tokens.

@@ -76,6 +76,31 @@ def test_a_threshold_under_load_that_is_refused(section: Any, complaint: str) ->
         settings({"dllm": section})
 
 
+def test_blocks() -> None:
+    """A request opens at most as many as the server, with an algorithm that can."""
+    served = Served("mask", "LowConfidence", settings({"dllm": {"blocks": 4}}), length=8)
+    assert (served.window_length, served.choose().blocks) == (32, 4)
+    assert served.choose().max_steps == 9, "of a block"
+    for blocks in (1, 3, 4):
+        choice = served.choose(served.options({"diffusion_blocks": blocks}))
+        resolved = ResolvedRequest.of(choice)
+        assert choice.blocks == resolved.blocks == resolved.decoding("mask").blocks == blocks
+    for options, complaint in (
+        ({"diffusion_blocks": 5}, r"diffusion_blocks must be at most 4 .*dllm.blocks.*, got 5"),
+        ({"diffusion_blocks": 0}, "diffusion_blocks must be at least 1"),
+        ({"diffusion_algorithm": "Credit"}, "algorithm: Credit cannot decode several blocks"),
+        ({"diffusion_replay": True}, r"diffusion_replay: .* this server has dllm\.blocks=4"),
+    ):
+        with pytest.raises(SettingsError, match=complaint):
+            served.choose(served.options(options))
+    with pytest.raises(SettingsError, match="blocks_open_at has no effect with one block"):
+        settings({"dllm": {"blocks_open_at": 0.5}})
+    with pytest.raises(SettingsError, match=r"dllm\.algorithm: SubBlocks cannot decode several"):
+        Served("mask", "LowConfidence", DllmSettings("SubBlocks", blocks=2)).choose()
+    with pytest.raises(SettingsError, match="diffusion_blocks must be at most 1 on this server"):
+        Served("mask", "LowConfidence", DllmSettings()).choose({"blocks": 2})
+
+
 def test_every_key() -> None:
     given = {
         "algorithm": "LowConfidence",
@@ -123,7 +148,7 @@ def test_every_key() -> None:
         ({"treshold": 0.5}, "unknown dllm setting 'treshold'; did you mean 'threshold'"),
         (
             {"zzz": 0},
-            "known: algorithm, constraint_depth, constraint_tokens, eos_early_stop",
+            "known: algorithm, blocks, blocks_open_at, constraint_depth, constraint_tokens",
         ),
         ({"max_steps": 0}, "dllm.max_steps must be at least 1"),
         ({"max_steps": 2.0}, "dllm.max_steps must be a whole number"),

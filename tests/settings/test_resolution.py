@@ -62,6 +62,8 @@ def test_what_show_config_prints() -> None:
         "constraint_depth": ["default", "default"],
         "constraint_tokens": ["2048", "default"],
         "threshold_under_load": ["default", "default"],
+        "blocks": ["1", "default"],
+        "blocks_open_at": ["default", "default"],
     }
     chosen = {
         "algorithm": "LowConfidence",

@@ -19,6 +19,7 @@ def limits(
     given: tuple[bool, bool] = (False, False),
     context: int = 32768,
     on_cpu: bool = False,
+    blocks: int = 1,
 ) -> tuple[int, int, int]:
     """Requests, tokens of a step and tokens of a prompt's chunk; a length of 256 is Gemma's."""
     platform = type(current_platform)
@@ -29,6 +30,7 @@ def limits(
     )
     args = SimpleNamespace(
         diffusion_config=None,
+        additional_config={"dllm": {"blocks": blocks}} if blocks > 1 else {},
         max_num_seqs=stock[0],
         max_num_batched_tokens=stock[1],
         long_prefill_token_threshold=0,
@@ -79,3 +81,5 @@ def test_a_chunk_is_not_limited_to_more_than_the_context(monkeypatch: pytest.Mon
 def test_on_the_cpu_only_the_seats_are_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits(monkeypatch, length=32, stock=(128, 2048), on_cpu=True) == (128, 4096, 0)
     assert limits(monkeypatch, length=256, stock=(128, 2048), on_cpu=True) == (64, 16384, 0)
+    several = limits(monkeypatch, length=32, stock=(128, 2048), on_cpu=True, blocks=4)
+    assert several == (128, 16384, 0)

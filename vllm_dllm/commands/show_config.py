@@ -21,6 +21,7 @@ SHOWN = (
     *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
     *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
     "threshold_under_load",
+    *("blocks", "blocks_open_at"),
 )
 
 CHECKPOINT_FILES = "the checkpoint's files; of all ranks together"

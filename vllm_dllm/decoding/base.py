@@ -80,6 +80,9 @@ class StepContext:
             larger, because another algorithm of the batch has asked for more.
         edit_tokens: the model's ids for `Algorithm.moves`, or None.
         draft: for an algorithm that `verifies_drafts`; None for others.
+        forces: bool ``[slots]``, false where nothing is decided of which the algorithm is not sure;
+            None where that is nowhere. Only for an algorithm that is `in_blocks`.
+        blocks: for `decoding.blocks`; None where canvases have one block.
     """
 
     statistics: RowStatistics
@@ -93,6 +96,21 @@ class StepContext:
     likeliest: RankedTokens | None = None
     edit_tokens: EditTokens | None = None
     draft: DraftContext | None = None
+    forces: torch.Tensor | None = None
+    blocks: BlockLimits | None = None
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """The limits of canvases of several blocks, int64 ``[slots]`` each, see `decoding.blocks`.
+
+    Attributes:
+        open_blocks: how many unfinished blocks may be open.
+        max_steps: the cap on the steps of a block.
+    """
+
+    open_blocks: torch.Tensor
+    max_steps: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,9 @@ class Algorithm(ABC):
             with the last known token, see `engine.verifying_pass`, and `reads_decided` is true.
         verifies_drafts: whether some of its passes verify a draft (`Update.verify`). A server has
             to be started with such an algorithm, see `engine.draft_passes`.
+        in_blocks: whether it can decide several blocks of a canvas in one pass, see
+            `decoding.blocks`. It obeys `StepContext.forces`, as `reveal` does, neither edits nor
+            verifies, and has only statistics, parameters, state and the step to go by.
         excludes: what its requests cannot ask for; they are refused by name.
         likeliest: how many of the likeliest tokens it needs for each position; 0 if the statistics
             are enough.
@@ -195,6 +216,7 @@ class Algorithm(ABC):
     own_confidence: bool = False
     verifies: bool = False
     verifies_drafts: bool = False
+    in_blocks: bool = False
     excludes: frozenset[Beside] = frozenset()
     likeliest: int = 0
     moves: bool = False
@@ -283,15 +305,18 @@ def reveal(
 ) -> Update:
     """Decide the masked positions in ``accept`` (bool ``[slots, L]``), but at least one of them.
 
-    If `accept` has no masked position, the most probable one is decided; ties go to the lowest
-    position. At the step cap all masked positions are decided. `token` and `probability`
-    (``[slots, L]``) default to those of the statistics; `state` is returned with the update.
+    If `accept` has no masked position, the most probable one is decided, unless `context.forces`
+    is false there; ties go to the lowest position. At the step cap all masked positions are
+    decided. `token` and `probability` (``[slots, L]``) default to those of the statistics; `state`
+    is returned with the update.
     """
     token = context.statistics.token if token is None else token
     probability = context.statistics.probability if probability is None else probability
     accept = accept & canvas.masked
     surest = confidence(canvas, probability).argmax(1, keepdim=True)
     alone = torch.zeros_like(accept).scatter_(1, surest, True)
+    if context.forces is not None:
+        alone = alone & context.forces[:, None]
     accept = torch.where(accept.any(1, keepdim=True), accept, alone)
     accept = (accept | context.last[:, None]) & canvas.masked
     masked = canvas.masked & ~accept

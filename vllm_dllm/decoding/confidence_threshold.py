@@ -40,6 +40,7 @@ class ConfidenceThreshold(Algorithm):
         {"DiffCoder": MappingProxyType({"threshold": 0.95})}
     )
     reads_decided: bool = False
+    in_blocks: bool = True
     own_confidence: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:

@@ -38,6 +38,7 @@ class FrechetProfile(Algorithm):
     name: str = "FrechetProfile"
     config: type[AlgorithmConfig] = FrechetProfileConfig
     reads_decided: bool = False
+    in_blocks: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

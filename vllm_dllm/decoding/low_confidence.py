@@ -34,6 +34,7 @@ class LowConfidence(Algorithm):
     name: str = "LowConfidence"
     config: type[AlgorithmConfig] = LowConfidenceConfig
     reads_decided: bool = False
+    in_blocks: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""

@@ -159,6 +159,7 @@ class LowConfidenceDynamic(Algorithm):
     config: type[AlgorithmConfig] = LowConfidenceDynamicConfig
     reads_decided: bool = False
     own_confidence: bool = True
+    in_blocks: bool = True
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
@@ -167,6 +168,8 @@ class LowConfidenceDynamic(Algorithm):
         count = quota(canvas.tokens.shape[1], context)
         share = most_confident(canvas, context, count)
         enough = sure.sum(1) >= count
+        if context.forces is not None:
+            enough = enough | ~context.forces
         return reveal(canvas, context, torch.where(enough[:, None], sure, share))
 
 

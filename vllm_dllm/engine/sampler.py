@@ -215,7 +215,7 @@ class DiffusionSampler:
         state, present = self.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
-            if state.kind.mask_token is not None and not state.kind.aligned:
+            if state.kind.mask_token is not None and state.kind.is_cut:
                 # The context ends within the canvas: nothing is to be decided after it.
                 state.masked.index_copy_(0, slot, state.masked.index_select(0, slot) & present)
             hidden_states = self._padded(hidden_states, width)

@@ -54,15 +54,17 @@ class CanvasKind:
     """The properties of a model's canvases.
 
     Attributes:
-        length: L, the number of positions.
+        length: L, the number of positions; of all blocks, where there are several.
         vocabulary: number of token ids.
         mask_token: the token that fills a fresh canvas; None for uniform random tokens.
-        aligned: canvases begin at absolute multiples of L, so that the prompt's last
-            ``len(prompt) % L`` tokens are the first canvas' fixed positions; otherwise
+        aligned: blocks begin at absolute multiples of their length, so that the prompt's last
+            ``len(prompt) % block_length`` tokens are the first canvas' fixed positions; otherwise
             the first canvas begins directly after the prompt.
         edit_tokens: the ids with which the model changes the layout of a canvas, or None.
         shifted: position i is read at row i - 1, see `Family.shifted`; only with masks, and
             aligned.
+        blocks: how many blocks a canvas holds, see `decoding.blocks`; only with masks, and aligned.
+        opens_at: see `DllmSettings.blocks_open_at`.
     """
 
     length: int
@@ -71,6 +73,18 @@ class CanvasKind:
     aligned: bool
     edit_tokens: EditTokens | None = None
     shifted: bool = False
+    blocks: int = 1
+    opens_at: float | None = None
+
+    @property
+    def block_length(self) -> int:
+        """The number of positions of a block."""
+        return self.length // self.blocks
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the end of the context may cut a canvas."""
+        return self.blocks > 1 or not self.aligned
 
 
 # The columns of a slot's integers and flags before those of its canvas, see `SlotState`: None for
@@ -78,7 +92,7 @@ class CanvasKind:
 # writes is adjacent, so that it is one copy.
 CHANGING = ("remaining", "start", "tail", "ready", "step", "phase")
 INTEGERS: dict[str, int | None] = {
-    **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps")),
+    **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps", "blocks")),
     "end_tokens": MAX_END_TOKENS,
     **dict.fromkeys(CHANGING),
 }
@@ -153,6 +167,7 @@ class SlotStatus:
     step: torch.Tensor
     max_steps: torch.Tensor
     schedule_steps: torch.Tensor
+    blocks: torch.Tensor
     end_tokens: torch.Tensor
     read_only: torch.Tensor
     streams: torch.Tensor
@@ -240,9 +255,9 @@ class AlgorithmStates:
         by_name: the tensors by the algorithm's name, in the order in which they were first used.
     """
 
-    def __init__(self, slots: int, length: int, device: torch.device) -> None:
+    def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.by_name: dict[str, AlgorithmSlots] = {}
-        self._shape = slots, length
+        self._slots, self._kind = slots, kind
         self._device = device
         # The position of each slot's algorithm in `by_name`; on the host.
         self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
@@ -251,7 +266,12 @@ class AlgorithmStates:
         """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
         name = algorithm.name
         if name not in self.by_name:
-            self.by_name[name] = AlgorithmSlots(algorithm, *self._shape, self._device)
+            if self._kind.blocks > 1:
+                from vllm_dllm.decoding.blocks import InBlocks
+
+                algorithm = InBlocks(algorithm, self._kind.blocks, self._kind.opens_at)
+            shape = self._slots, self._kind.length
+            self.by_name[name] = AlgorithmSlots(algorithm, *shape, self._device)
         self.by_name[name].enter(slot, settings)
         self._which[slot] = list(self.by_name).index(name)
 
@@ -293,6 +313,7 @@ class SlotState:
         step: ``[slots]``, denoise steps that the canvas has taken.
         max_steps: ``[slots]``, the cap on `step`.
         schedule_steps: ``[slots]``, steps that a temperature schedule is spread over.
+        blocks: ``[slots]``, how many unfinished blocks of the canvas may be open.
         temperature: float32 ``[slots]``, the request's temperature.
         seed: ``[slots]``, the seed of all random numbers of the request.
         read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
@@ -328,6 +349,7 @@ class SlotState:
     after_prefill: torch.Tensor
     max_steps: torch.Tensor
     schedule_steps: torch.Tensor
+    blocks: torch.Tensor
     end_tokens: torch.Tensor
     remaining: torch.Tensor
     start: torch.Tensor
@@ -363,11 +385,11 @@ class SlotState:
         self.tokens.fill_(kind.mask_token or 0)
         self.masked.fill_(kind.mask_token is not None)
         self.end_tokens.fill_(NO_TOKEN)
-        for name in ("after_prefill", "max_steps", "schedule_steps"):
+        for name in ("after_prefill", "max_steps", "schedule_steps", "blocks"):
             getattr(self, name).fill_(1)
         self.temperature = torch.zeros(slots, device=device)
         self.position = torch.arange(length, device=device)
-        self.algorithms = AlgorithmStates(slots, length, device)
+        self.algorithms = AlgorithmStates(slots, kind, device)
         self.on_host: np.ndarray = np.zeros((slots, len(HOST_FLAGS)), dtype=bool)
         vars(self).update(zip(HOST_FLAGS, self.on_host.T, strict=True))
         self.several_steps[:] = True  # updates are compiled before any request has entered
@@ -387,7 +409,7 @@ class SlotState:
         If positions are read at the row before, a prompt without a tail has its last block
         committed once more: the last row of that pass predicts the answer's first token.
         """
-        tail = len(prompt) % self.length if self.kind.aligned else reread
+        tail = len(prompt) % self.kind.block_length if self.kind.aligned else reread
         again = self.kind.shifted and not tail
         if again:
             tail = self.length
@@ -436,6 +458,7 @@ class SlotState:
             np.int64,
             max_steps=choice.max_steps,
             schedule_steps=choice.schedule_steps,
+            blocks=choice.blocks,
             end_tokens=end_tokens,
             remaining=tokens,
         )

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
+from vllm_dllm.decoding.base import BlockLimits
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
 from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotState, SlotStatus
@@ -408,10 +409,14 @@ class CanvasUpdate:
         edits = [batch.algorithm.edits for batch in plan.batches]
         if all(edits):
             return torch.where(done, width, 0)
-        if self.policy.early:
-            reach = torch.where(now.whole, self.slots.length, reach)
-        ready = emitted_length(canvas, reach, self.policy.early)
-        if not isinstance(width, int) and not self.slots.kind.aligned:
+        kind, early = self.slots.kind, self.policy.early
+        if kind.blocks > 1 and not early:  # the answer's last block, not those after it
+            length = kind.block_length
+            reach, early = (reach + length - 1) // length * length, True
+        elif early:
+            reach = torch.where(now.whole, kind.length, reach)
+        ready = emitted_length(canvas, reach, early)
+        if not isinstance(width, int) and kind.is_cut:
             ready = torch.minimum(ready, width)
         if any(edits):
             ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
@@ -485,6 +490,9 @@ def _denoised(
             likeliest=ranked if ranked is None or batch.index is None else ranked.take(batch.index),
             edit_tokens=kind.edit_tokens,
             draft=None if plan.drafts is None else plan.drafts.context(batch),
+            blocks=None
+            if kind.blocks == 1
+            else BlockLimits(_rows(batch, now.blocks), _rows(batch, now.max_steps)),
         )
         updates.append(batch.algorithm.step(_canvas(batch, now.canvas), context))
     state = [update.state for update in updates]

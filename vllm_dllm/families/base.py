@@ -41,6 +41,8 @@ class Family(ABC):
         verifies_drafts: an algorithm may have its drafts verified, see `engine.draft_passes`. Needs
             masks, `aligned` and `commits_in_place`, and a model whose rows depend on each other by
             attention alone.
+        several_blocks: a canvas may hold several blocks, see `decoding.blocks`. Needs masks,
+            `aligned`, and rows that depend on each other by attention alone.
         excludes: what requests to the model cannot ask for; they are refused by name.
     """
 
@@ -54,6 +56,7 @@ class Family(ABC):
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
     verifies_drafts: ClassVar[bool] = False
+    several_blocks: ClassVar[bool] = False
     excludes: ClassVar[frozenset[Beside]] = frozenset()
 
     def complete(self, model_config: ModelConfig) -> None:

@@ -25,12 +25,14 @@ class FamilyModelState(DiffusionModelState):
         family, served = family_of(vllm_config), vllm_config.model_config.dllm
         vocabulary = vllm_config.model_config.get_vocab_size()
         kind = CanvasKind(
-            served.length,
+            served.length * served.settings.blocks,
             vocabulary,
             served.mask_token,
             family.aligned,
             served.edit_tokens,
             family.shifted,
+            served.settings.blocks,
+            served.settings.blocks_open_at,
         )
         policy = CommitPolicy(
             sync=served.settings.execution == "sync",

@@ -83,9 +83,11 @@ def configure_engine(
         verifies_drafts=drafts is not None,
         edit_tokens=family.edit_tokens(vllm_config),
     )
+    if settings.blocks > 1:
+        check_blocks(family, served, model.max_model_len)
     served.choose()
     check_kernels(served)
-    check_budget(vllm_config, length)
+    check_budget(vllm_config, served.window_length)
     dtype = str(model.dtype).removeprefix("torch.")
     attention = ModelAttention(
         family.aligned, length, tuple(layers), settings.window, dtype, drafts is not None
@@ -99,6 +101,21 @@ def configure_engine(
     scheduler.scheduler_cls = SCHEDULER
     model.dllm = served
     return served
+
+
+def check_blocks(family: Family, served: Served, context: int) -> None:
+    """Raise `SettingsError` unless a canvas of several blocks works with this model and context."""
+    blocks = served.settings.blocks
+    if not family.several_blocks:
+        raise SettingsError(
+            f"dllm.blocks={blocks}: {type(family).__name__} cannot decode several blocks at once; "
+            "remove it"
+        )
+    if blocks * served.length > context:
+        raise SettingsError(
+            f"dllm.blocks={blocks}: the context of {context} tokens has no room for so many blocks "
+            f"of {served.length}; lower it"
+        )
 
 
 def verifies_drafts(family: Family, settings: DllmSettings) -> str | None:

@@ -23,6 +23,7 @@ from vllm_dllm.settings.resolution import (
     named_algorithm,
 )
 from vllm_dllm.settings.server import (
+    BLOCKS,
     CONSTRAINT_DEPTH,
     CONSTRAINT_TOKENS,
     LENGTH,
@@ -52,6 +53,7 @@ CANVAS_OPTIONS: Mapping[str, Range | type] = {
 OPTIONS: Mapping[str, Range | type] = {
     "algorithm": str,
     "max_steps": STEPS,
+    "blocks": BLOCKS,
     "stream_prefix": bool,
     **dict.fromkeys(TRACING_OPTIONS, bool),
     **CONSTRAINT_OPTIONS,

@@ -15,7 +15,7 @@ from typing import Any
 from vllm_dllm.decoding import Algorithm, Corruption, get_algorithm
 from vllm_dllm.decoding.base import Beside, EditTokens
 from vllm_dllm.decoding.registry import registered_names
-from vllm_dllm.ranges import AlgorithmConfig, SettingsError
+from vllm_dllm.ranges import AlgorithmConfig, SettingsError, shown
 from vllm_dllm.settings.server import SEPARATE, STEPS, TWO_BLOCKS, DllmSettings
 
 # The prefix of a request's options.
@@ -84,6 +84,7 @@ class ResolvedDecoding:
         settings: the algorithm's settings.
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: number of steps that a temperature schedule is spread over.
+        blocks: how many unfinished blocks may be open in one pass.
         sources: where each setting, ``algorithm`` and ``max_steps`` come from, by name.
         follows_load: whether its threshold is that of `DllmSettings.threshold_under_load`.
     """
@@ -92,6 +93,7 @@ class ResolvedDecoding:
     settings: AlgorithmConfig
     max_steps: int
     schedule_steps: int
+    blocks: int = 1
     sources: Mapping[str, str] = field(default_factory=dict)
     follows_load: bool = False
 
@@ -112,7 +114,7 @@ class Served:
         checkpoint: settings and ``max_denoising_steps`` of the generation config, by name.
         elsewhere: by name, the source (`FOLDER` or `OVERRIDE`) of those that are not from the
             checkpoint itself.
-        length: L, the canvas length.
+        length: L, the block length.
         max_steps: the server's cap on the denoise steps of a canvas, or None.
         mask_token: the token that fills a fresh canvas; None for uniform noise.
         commits: when a finished block's keys and values are written: `SEPARATE`, `GRANTED` or
@@ -159,7 +161,7 @@ class Served:
     @property
     def window_length(self) -> int:
         """The number of positions that a step over a canvas reads; vLLM's count of draft tokens."""
-        return 2 * self.length if self.two_blocks else self.length
+        return self.length * (2 if self.two_blocks else self.settings.blocks)
 
     def options(self, extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The options among a request's extra arguments, see `settings.parsing.parse_options`."""
@@ -200,6 +202,7 @@ class Served:
                 f"{PREFIXES[chooser]}algorithm: {algorithm.name} is for models that delete and "
                 "insert tokens (LLaDA2.2); choose another"
             )
+        blocks = self._open_blocks(algorithm, chooser, asked)
         by_default = chooser == SERVER and self.settings.algorithm is None
         # The preset of a family's own algorithm is what the checkpoint may change.
         ranges, values = algorithm.config.ranges(), dict(preset) if by_default else {}
@@ -240,7 +243,28 @@ class Served:
         if self.corruption == "uniform":
             # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
-        return ResolvedDecoding(algorithm, settings, steps, base, sources, follows)
+        return ResolvedDecoding(algorithm, settings, steps, base, blocks, sources, follows)
+
+    def _open_blocks(self, algorithm: Algorithm, chooser: str, asked: Mapping[str, Any]) -> int:
+        """`ResolvedDecoding.blocks` of a request; raises `SettingsError`."""
+        most = self.settings.blocks
+        blocks: int = asked.get("blocks", most)
+        if blocks > most:
+            raise SettingsError(
+                f"{PREFIXES[REQUEST]}blocks must be at most {most} on this server (dllm.blocks), "
+                f"got {shown(blocks)}"
+            )
+        if most > 1 and not algorithm.in_blocks:
+            raise SettingsError(
+                f"{PREFIXES[chooser]}algorithm: {algorithm.name} cannot decode several blocks of a "
+                f"canvas at once, and this server has dllm.blocks={most}; choose another algorithm"
+            )
+        if most > 1 and asked.get("replay"):
+            raise SettingsError(
+                f"{PREFIXES[REQUEST]}replay: a replay counts the steps of single blocks, and this "
+                f"server has dllm.blocks={most}; remove it"
+            )
+        return blocks
 
 
 def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
@@ -264,6 +288,7 @@ class ResolvedRequest:
         settings: the algorithm's settings, by name.
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: number of steps that a temperature schedule is spread over.
+        blocks: as in `ResolvedDecoding`.
         seed_canvas: token ids that the first canvas starts from, or None.
         pinned: positions of the seed canvas that keep their token.
         read_only: a single canvas is the whole answer and leaves without a commit.
@@ -279,6 +304,7 @@ class ResolvedRequest:
     settings: Mapping[str, float]
     max_steps: int
     schedule_steps: int
+    blocks: int = 1
     seed_canvas: Sequence[int] | None = None
     pinned: Sequence[int] = ()
     read_only: bool = False
@@ -301,6 +327,7 @@ class ResolvedRequest:
             settings=decoding.settings.values(),
             max_steps=decoding.max_steps,
             schedule_steps=decoding.schedule_steps,
+            blocks=decoding.blocks,
             seed_canvas=given.get("seed_canvas"),
             pinned=given.get("pinned", ()),
             read_only=bool(given.get("read_only")),
@@ -326,4 +353,5 @@ class ResolvedRequest:
         """The algorithm and its settings as objects, for a worker; nothing is parsed."""
         algorithm, _ = get_algorithm(self.algorithm, corruption)
         settings = algorithm.config(**self.settings)
-        return ResolvedDecoding(algorithm, settings, self.max_steps, self.schedule_steps)
+        steps = self.max_steps, self.schedule_steps
+        return ResolvedDecoding(algorithm, settings, *steps, self.blocks)

@@ -21,12 +21,15 @@ SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
 # The values that YAML reads from on, off, or nothing.
 UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
+BLOCKS = Range(least=1, most=64, whole=True)
 CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
 CONSTRAINT_TOKENS = Range(least=1, whole=True)
 # What each setting but the algorithm and its own settings may be: a number in a range, one of some
 # words, or true or false.
 VALUES: Mapping[str, Range | tuple[str, ...] | type[bool]] = {
     "max_steps": STEPS,
+    "blocks": BLOCKS,
+    "blocks_open_at": Range(most=1.0),
     "execution": ("fdfo", "sync"),
     "eos_early_stop": bool,
     "skip_last_commit": bool,
@@ -131,6 +134,10 @@ class DllmSettings:
             ``max_tokens``, but at least as many as the shortest output takes.
         threshold_under_load: the threshold of requests that set none, or None if it is constant.
             Written as a mapping of `UNDER_LOAD`.
+        blocks: how many consecutive blocks a canvas holds, of which unfinished ones are denoised
+            together, see `decoding.blocks`.
+        blocks_open_at: the share of a block that is decided when the next one opens. None means
+            `decoding.blocks.ADD_BLOCK`.
     """
 
     algorithm: str | None = None
@@ -146,6 +153,8 @@ class DllmSettings:
     constraint_depth: int | None = None
     constraint_tokens: int = 2048
     threshold_under_load: ThresholdUnderLoad | None = None
+    blocks: int = 1
+    blocks_open_at: float | None = None
 
     def __post_init__(self) -> None:
         given: object = self.fused_commit
@@ -164,6 +173,11 @@ class DllmSettings:
             value, default = getattr(self, name), getattr(type(self), name)
             if value is not None or default is not None:
                 _check(f"dllm.{name}", value, allowed)
+        if self.blocks_open_at is not None and self.blocks == 1:
+            raise SettingsError(
+                "dllm.blocks_open_at has no effect with one block at a time; remove it, or set "
+                "dllm.blocks"
+            )
 
 
 def _check(name: str, value: object, allowed: Range | tuple[str, ...] | type[bool]) -> None:

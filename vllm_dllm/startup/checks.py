@@ -208,6 +208,6 @@ def check_budget(vllm_config: VllmConfig, length: int) -> None:
         value = getattr(scheduler, name)
         if value and value < length:
             raise ValueError(
-                f"{name}={value} is below the block length {length}: no canvas would fit into a "
+                f"{name}={value} is below the {length} tokens of a canvas: none would fit into a "
                 f"step; set --{name.replace('_', '-')} to at least {length}"
             )

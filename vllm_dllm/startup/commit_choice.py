@@ -126,6 +126,7 @@ def _obstacles(
         scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
     )
     obstacles = {
+        "all blocks of a canvas (dllm.blocks) share a commit already": settings.blocks > 1,
         "the model's commits and steps have different masks": not in_place,
         # The first stage would have to know which tokens of a block it has to read again.
         "there are pipeline stages, and scheduling is synchronous": not length

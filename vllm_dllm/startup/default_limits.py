@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from vllm_dllm.settings.server import LENGTH
+from vllm_dllm.settings.server import LENGTH, SETTINGS_KEY
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -40,6 +41,10 @@ def set_defaults(
     if length is None:
         return  # the family's `configure` names what is missing
     LENGTH.check("canvas_length", length)
+    section = (args.additional_config or {}).get(SETTINGS_KEY)
+    blocks = section.get("blocks") if isinstance(section, Mapping) else None
+    if isinstance(blocks, int):  # whether it may be is checked where settings are parsed
+        length *= max(1, blocks)
     most = MOST_SEATS_SELF_CONDITIONED if self_conditioned else MOST_SEATS
     if not given[0] and args.max_num_seqs > most:
         logger.info(

@@ -27,28 +27,32 @@ if TYPE_CHECKING:
 
 
 class BlockCausal:
-    """An `AttentionRule`: a canvas is one non-causal query, and a prefill chunk is one per block.
+    """An `AttentionRule`: each block of a canvas or a prefill chunk is one non-causal query.
 
     The number of segments depends on the batch, so a full CUDA graph replays only batches whose
-    queries lie inside one block each, or are windows of two blocks.
+    queries lie inside one block each, or have as many blocks as a step reads.
 
     Attributes:
         block_length: L.
         device: what attention runs on.
-        windows: the segments of windows, where steps read two blocks.
+        blocks: how many blocks a step reads of each request.
+        windows: their segments, where these are several.
     """
 
     graph_support = AttentionCGSupport.UNIFORM_BATCH
 
-    def __init__(self, block_length: int, device: torch.device, windows: int = 0) -> None:
-        """Set up for this block length, and steps with at most `windows` windows of two blocks."""
+    def __init__(
+        self, block_length: int, device: torch.device, rows: int = 0, blocks: int = 1
+    ) -> None:
+        """Set up for this block length, and steps of at most `rows` requests with `blocks` each."""
         self.block_length = block_length
         self.device = device
+        self.blocks = blocks
         self.windows: WindowSegments | None = None
-        if windows:
+        if blocks > 1:
             from vllm_dllm.families.block_causal.window_segments import WindowSegments
 
-            self.windows = WindowSegments(block_length, windows, device)
+            self.windows = WindowSegments(block_length, rows, device, blocks)
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """See `AttentionRule`.
@@ -64,7 +68,7 @@ class BlockCausal:
             return batch.one_query_per_request(causal=False)
         # A capture must read the same tensors as the graph's replays.
         persists = batch.full or batch.common["for_cudagraph_capture"]
-        are_windows = (query_lengths == 2 * self.block_length).all()
+        are_windows = (query_lengths == self.blocks * self.block_length).all()
         if persists and are_windows and self.windows is not None:
             return self.windows.metadata(batch)
         if batch.full:
@@ -94,7 +98,7 @@ def block_causal_rules(slots: SlotState) -> MaskRules:
     from vllm_dllm.attention.backend import MaskRules
 
     rules = MaskRules(len(slots.phase), slots.device)
-    rules.rule.block.fill_(slots.length)
+    rules.rule.block.fill_(slots.kind.block_length)
     return rules
 
 

@@ -155,8 +155,8 @@ class BlockCausalFamily(Family):
             return BlockCausalWithDrafts(slots)
         if own_backend:
             return attention.block_causal_rules(slots)
-        windows = len(slots.phase) if served.two_blocks else 0
-        return attention.BlockCausal(served.length, slots.device, windows)
+        blocks = served.window_length // served.length
+        return attention.BlockCausal(served.length, slots.device, len(slots.phase), blocks)
 
     def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""

@@ -31,6 +31,7 @@ class BlockDiffusionScheduler(CommonRules):
         # exact rule.
         windows = 1 + self.vllm_config.max_concurrent_batches
         self.max_model_len += windows * self.num_spec_tokens
+        self.blocks = self.vllm_config.model_config.dllm.settings.blocks
 
     def add_request(self, request: Request) -> None:
         """Admit a request; its output ends where the context does."""
@@ -62,6 +63,8 @@ class BlockDiffusionScheduler(CommonRules):
             # With a window of two blocks, each step in flight counts in full, and at most one of
             # its blocks is accepted.
             width = self.num_spec_tokens
+            if self.blocks > 1:
+                return self._canvas_of_blocks(request, start, num_new_tokens)
             in_flight = request.num_output_placeholders // width
             return self._canvas(start - in_flight * (width - length), num_new_tokens)
         # A prompt, or a canvas that has left without a commit and is followed by the next one.
@@ -80,6 +83,20 @@ class BlockDiffusionScheduler(CommonRules):
         length, width = self.block_length, self.num_spec_tokens
         fits = start - start % length + length <= self.context_length
         return width if fits and tokens >= width else 0
+
+    def _canvas_of_blocks(self, request: Request, start: int, tokens: int) -> int:
+        """`_canvas` for canvases of several blocks; the end of the context may cut the last one.
+
+        They follow each other from the block in which the prompt ends. With a step in flight a cut
+        canvas waits for its outcome, because it is unknown whether there is one.
+        """
+        width, prompt = self.num_spec_tokens, request.num_prompt_tokens
+        first = prompt - prompt % self.block_length
+        left = self.context_length - (start - (start - first) % width)
+        if left < width and request.num_output_placeholders:
+            return 0
+        whole = min(width, left)
+        return whole if whole > 0 and tokens >= whole else 0
 
 
 class AsyncBlockDiffusionScheduler(BlockDiffusionScheduler, DiffusionAsyncScheduler):

@@ -1,0 +1,183 @@
+"""Multi-block decoding: exact to a plain loop however it is scheduled, and never in the way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.block_reference import Answer, MultiBlock
+from tests.support.checkpoints import TINY_LLADA2
+from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.reference_sdar import END, MASK, VOCABULARY, Reference, random_checkpoint
+
+pytestmark = pytest.mark.engine
+
+LENGTH, BLOCKS, CONTEXT = 4, 4, 192
+THRESHOLDS = (0.15, 0.4, 0.9)
+# Decisions closer than this may legitimately fall differently in another summation order.
+MARGIN = 3e-5
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 10, "block_size": 32}
+
+
+def dllm(**settings: Any) -> dict[str, Any]:
+    return {"additional_config": {"dllm": {"blocks": BLOCKS, **settings}}}
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain": dllm(),
+    "a step ahead": {"async_scheduling": True, **dllm()},
+    "sync": dllm(execution="sync"),
+    "chunks": {"max_num_batched_tokens": 16, "max_num_seqs": 3, "block_size": 32, **dllm()},
+    "preempted": SMALL | {"async_scheduling": True, **dllm()},
+    "preempted, sync": SMALL | dllm(execution="sync"),
+    "a step ahead, sync": {"async_scheduling": True, **dllm(execution="sync")},
+    "all open": dllm(blocks_open_at=0),
+    "commits": dllm(skip_last_commit=False, eos_early_stop=False),
+    "compiled": {"enforce_eager": False, **dllm()},
+}
+QUICK = ("plain", "chunks", "preempted", "preempted, sync")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("sdar"), experts=False, block=LENGTH)
+
+
+def start(model: Path, **options: Any) -> Any:
+    own = {"diffusion_config": None, "max_model_len": CONTEXT}
+    return engine(model, LENGTH, **(own | options))
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[tuple[list[int], float, int, bool]]:
+    """(prompt, threshold, max_tokens, ignore_eos): ends in every block, and at the context's."""
+    draw = random.Random(3)
+
+    def prompt(length: int) -> list[int]:
+        return [draw.randrange(2, VOCABULARY - 1) for _ in range(length)]
+
+    lengths = [draw.randrange(1, 70) for _ in range(26)]
+    found = [(prompt(n), draw.choice(THRESHOLDS), m, True) for m, n in enumerate(lengths, 1)]
+    found += [(prompt(20 + n), 0.15, 60, False) for n in range(6)]
+    found += [(prompt(CONTEXT - n), 0.15, 1000, True) for n in (1, 3, 7, 18, 23)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Path, asked: Any) -> list[Answer]:
+    return expected(model, asked, most=BLOCKS)
+
+
+def expected(model: Path, asked: Any, most: int, tenths: int = 1) -> list[Answer]:
+    reference = Reference(model)
+    rule = MultiBlock(
+        lambda ids: reference.logits(ids, LENGTH), MASK, LENGTH, BLOCKS, most, CONTEXT, tenths
+    )
+    return [
+        rule.generate(prompt, threshold, tokens, () if ignores else (END,))
+        for prompt, threshold, tokens, ignores in asked
+    ]
+
+
+def params(asked: Any, **options: Any) -> list[Any]:
+    return [
+        greedy(tokens, ignore_eos=ignores, diffusion_threshold=threshold, **options)
+        for _, threshold, tokens, ignores in asked
+    ]
+
+
+def assert_equal(name: str, got: list[Any], wanted: list[Answer]) -> None:
+    robust = [i for i, answer in enumerate(wanted) if answer.margin > MARGIN]
+    assert len(robust) >= 0.8 * len(wanted), "too many near ties"
+    different = [i for i in robust if got[i][0] != wanted[i].tokens]
+    assert not different, (name, different)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in ENGINES],
+)
+def test_equals_the_plain_loop(model: Path, asked: Any, wanted: list[Answer], name: str) -> None:
+    prompts = [prompt for prompt, *_ in asked]
+    if name == "all open":
+        wanted = expected(model, asked, most=BLOCKS, tenths=0)
+    with start(model, **ENGINES[name]) as running:
+        preempted = count_calls(running.scheduler, "_preempt_request")
+        for again in range(2):  # the second time prompts come out of the cache
+            assert_equal(f"{name} {again}", running.generate(prompts, params(asked)), wanted)
+        streams = running.generate(prompts, params(asked, diffusion_stream_prefix=True))
+        assert_equal(f"{name}, streamed", streams, wanted)
+        assert bool(preempted) == name.startswith("preempted")
+        if name == "plain":
+            alone = [
+                running.generate([p], [q])[0] for p, q in zip(prompts, params(asked), strict=True)
+            ]
+            assert_equal("alone", alone, wanted)
+            two = expected(model, asked, most=2)
+            assert_equal("two", running.generate(prompts, params(asked, diffusion_blocks=2)), two)
+        running.assert_idle()
+
+
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": True}], ids=["waits", "ahead"])
+def test_one_open_block_equals_a_server_without(model: Path, asked: Any, options: Any) -> None:
+    prompts = [prompt for prompt, *_ in asked]
+    with start(model, **options) as running:
+        assert running.slots.length == LENGTH
+        plain = running.generate(prompts, params(asked))
+    with start(model, **(dllm() | options)) as running:
+        assert running.slots.length == BLOCKS * LENGTH
+        assert running.generate(prompts, params(asked, diffusion_blocks=1)) == plain
+        assert running.generate(prompts, params(asked)) != plain
+
+
+def outputs(running: Engine, prompt: list[int], params: Any) -> list[list[int]]:
+    """The tokens of each message, one after another."""
+    from vllm.sampling_params import RequestOutputKind
+
+    params.output_kind = RequestOutputKind.DELTA
+    core, found = running.llm.llm_engine, []
+    core.add_request("one", {"prompt_token_ids": prompt}, params)
+    while core.has_unfinished_requests():
+        found += [list(output.outputs[0].token_ids) for output in core.step()]
+    return [tokens for tokens in found if tokens]
+
+
+def test_passes_streams_and_constraints() -> None:
+    """With trained weights: fewer passes, prefixes that leave early, and outputs that are valid."""
+    import re
+
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    pattern = "([a-f]{3} [0-9]{2}[,.] ){4,8}"
+    with engine(TINY_LLADA2, 8, **dllm()) as running:
+        passes = count_calls(running.runner.sampler.canvas_update, "plan")
+        prompt, counts = list(range(60, 97)), {}
+        answers = {}
+        for blocks in (1, 4):
+            passes.clear()
+            asked = greedy(96, ignore_eos=True, diffusion_blocks=blocks, diffusion_threshold=0.5)
+            answers[blocks] = running.generate([prompt], [asked])
+            counts[blocks] = len(passes)
+        assert counts[4] < counts[1]
+        asked = greedy(96, ignore_eos=True, diffusion_threshold=0.5, diffusion_stream_prefix=True)
+        parts = outputs(running, prompt, asked)
+        assert [token for part in parts for token in part] == answers[4][0][0]
+        assert len(parts) > 3  # canvases
+        for temperature in (0.0, 1.0):
+            asked = SamplingParams(
+                temperature=temperature,
+                seed=5,
+                max_tokens=200,
+                structured_outputs=StructuredOutputsParams(regex=pattern),
+            )
+            found = running.llm.generate(
+                [{"prompt_token_ids": prompt}] * 3, [asked] * 3, use_tqdm=False
+            )
+            for output in found:
+                assert re.fullmatch(pattern, output.outputs[0].text), output.outputs[0].text
+                assert output.outputs[0].finish_reason == "stop"
+        running.assert_idle()
