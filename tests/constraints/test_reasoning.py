@@ -24,9 +24,12 @@ from vllm_dllm.frontend.reasoning import thought_after
 from vllm_dllm.frontend.structured_output import StructuredOutput
 
 # They do not say where a thought ends, or read on differently after that.
-REFUSED = {"granite", "hunyuan_a13b", "inkling", "minimax_m2_append_think", "muse_glimmer"}
+REFUSED = {
+    "granite", "hunyuan_a13b", "inkling", "minimax_m2_append_think", "muse", "muse_glimmer",
+    "musespark1x",
+}  # fmt: skip
 # They need other tokenizers, or see no thought at all.
-OTHERS = {"hf", "mistral", "olmo3", "openai_gptoss"}
+OTHERS = {"beam", "hf", "mistral", "olmo3", "openai_gptoss"}
 KWARGS = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
 THINKING = {"chat_template_kwargs": KWARGS}
 ASKED = ChatCompletionRequest.model_validate({"messages": []})

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,13 @@ from vllm_dllm.vllm_seams.http_endpoints import follow_parameters
 
 # VLLM has no structural tag for these, and reads no JSON.
 REFUSED = {
-    "dots", "inkling", "k2_horizon", "minimax_m3", "mistral", "muse_glimmer", "poolside_v1",
+    "dots", "inkling", "k2_horizon", "minimax_m3", "mistral", "muse", "muse_glimmer",
+    "musespark1x", "poolside_v1",
 }  # fmt: skip
 # Not for checkpoints of this kind: other packages, metadata of the tokenizer, gpt-oss alone.
-OTHERS = {"cohere_command3", "cohere_command4", "hf", "openai"}
+OTHERS = {"beam", "cohere_command3", "cohere_command4", "hf", "openai"}
+# What vLLM's servers pass where the option --tool-strict-level is not given.
+NOT_GIVEN = signature(ParserManager.get_parser).parameters["tool_strict_level"].default
 TOOL = {
     "name": "f",
     "parameters": record(city={"type": "string"}, days={"type": "integer"})
@@ -64,7 +68,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
 
 
-def adjusted(parser: str, choice: Any, level: str = "auto", **fields: Any) -> Any:
+def adjusted(parser: str, choice: Any, level: Any = NOT_GIVEN, **fields: Any) -> Any:
     """A request as vLLM's server changes it."""
     made = ParserManager.get_parser(parser, enable_auto_tools=True, tool_strict_level=level)
     tools = [{"type": "function", "function": TOOL | fields}]
@@ -130,9 +134,9 @@ def test_the_level_auto_is_vllm_s_own(
     monkeypatch.setattr("sys.argv", ["vllm", "serve", option, "auto"])
     monkeypatch.setattr(ToolParser, "default_tool_strict_level", None)
     follow_parameters()
-    assert adjusted(parser, "auto").structured_outputs is None
-    assert adjusted(parser, "auto", strict=True).structured_outputs is not None
-    assert adjusted(parser, "required").structured_outputs is not None
+    assert adjusted(parser, "auto", "auto").structured_outputs is None
+    assert adjusted(parser, "auto", "auto", strict=True).structured_outputs is not None
+    assert adjusted(parser, "required", "auto").structured_outputs is not None
 
 
 def test_gpt_oss_has_a_tag_that_is_not_supported() -> None:

@@ -25,6 +25,8 @@ IMPOSSIBLE = {
     "openai": HARMONY,
     "openai_gptoss": HARMONY,
 }
+# The parsers that came with vLLM 0.33.
+NOT_TRIED = ("beam", "muse", "musespark1x", "step5")
 
 
 @dataclass(frozen=True)
@@ -705,4 +707,6 @@ def parser_table() -> str:
             for other in ("openai", "openai_gptoss")
         )
         lines.append(f"| not tried: {why} | {reasoning} | {tools} |")
+    later = ", ".join(f"`{name}`" for name in NOT_TRIED)
+    lines.append(f"| not tried yet: new in vLLM 0.33 | {later} | {later} |")
     return "\n".join(["| | reasoning | tools |", "|---|---|---|", *lines])

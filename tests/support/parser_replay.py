@@ -54,6 +54,7 @@ from tests.support.parser_formats import (
     Tools,
 )
 from vllm_dllm.frontend.one_token_deltas import split_open_call_first
+from vllm_dllm.vllm_seams.versions import vllm_version
 
 SIZES = (1, 2, 4, 32, 256)
 END = "<|end of answer|>"
@@ -343,7 +344,7 @@ def streamed(
     params = SamplingParams(
         stop=list(stop.strings),
         include_stop_str_in_output=stop.include,
-        skip_special_tokens=subject.request.skip_special_tokens,
+        skip_special_tokens=subject.request.skip_special_tokens is not False,
         spaces_between_special_tokens=subject.request.spaces_between_special_tokens,
         output_kind=RequestOutputKind.DELTA,
     )
@@ -499,12 +500,15 @@ def responses(parts: list[DeltaMessage], split: Any) -> tuple[str, str, list[tup
 def claude(parts: list[DeltaMessage]) -> tuple[str, str, list[str]]:
     """The thoughts, the texts and the calls that a client of the Messages API has."""
 
+    in_memory = not (vllm_version() or "").startswith("0.32.")  # before that, as they are sent
+
     async def chunks() -> Any:
         for message in [DeltaMessage(role="assistant", content=""), *parts]:
             choice = ChatCompletionResponseStreamChoice(index=0, delta=message)
             chunk = ChatCompletionStreamResponse(model="m", choices=[choice])
-            yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-        yield "data: [DONE]\n\n"
+            yield chunk if in_memory else f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+        if not in_memory:
+            yield "data: [DONE]\n\n"
 
     async def events() -> list[Any]:
         serving = AnthropicServingMessages.__new__(AnthropicServingMessages)

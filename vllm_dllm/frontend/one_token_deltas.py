@@ -125,7 +125,8 @@ class _TokenTexts:
     def __init__(self, tokenizer: Any, prompt_token_ids: list[int] | None, request: Any) -> None:
         """Prepare for one answer; `request` is that of the HTTP server."""
         params = SamplingParams(
-            skip_special_tokens=request.skip_special_tokens,
+            # Since vLLM 0.33, None leaves it to the server, which hides them by default.
+            skip_special_tokens=request.skip_special_tokens is not False,
             spaces_between_special_tokens=getattr(request, "spaces_between_special_tokens", True),
         )
         detokenizer = IncrementalDetokenizer.from_new_request(

@@ -85,7 +85,7 @@ class PiecewiseGraphs:
     watched: ClassVar[Watch]
     _all_instances: ClassVar[list[PiecewiseGraphs]] = []
 
-    def __init__(self, model: Callable[..., torch.Tensor], _: Any) -> None:
+    def __init__(self, model: Callable[..., torch.Tensor], _: Any, key_fn: None = None) -> None:
         self.model, self.graph_pool = model, None
         self.captured: dict[BatchDescriptor, tuple[dict[str, Any], torch.Tensor]] = {}
 

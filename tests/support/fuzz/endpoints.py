@@ -35,6 +35,8 @@ LEAST: Mapping[str, Mapping[str, Any] | None] = {
     | {"query": "copy ab", "items": ["a", "b"], "label_token_ids": [97, 98]},
     "/v1/systemone": MODEL
     | {"state": "x", "questions": {"q": {"type": "choice", "criteria": {"a": "b", "c": None}}}},
+    "/v1/decisions": MODEL  # since vLLM 0.33
+    | {"input": "x", "questions": [{"type": "predicate", "instructions": "a?"}]},
     "/inference/v1/generate": MODEL
     | {"token_ids": [99, 111, 112], "sampling_params": {"max_tokens": 8}},
     "/inference/v1/abort_requests": {"request_ids": ["nobody"]},
@@ -135,9 +137,9 @@ def endpoints(document: Mapping[str, Any], corruption: str) -> list[Endpoint]:
                 continue
             if method != "get" and path not in LEAST:
                 raise ValueError(
-                    f"{method.upper()} {path}: the server opens it and benchmarks/"
-                    "fuzz/endpoints.py has neither a body for it (LEAST) nor a reason to pass it "
-                    "over (PASSED_OVER)"
+                    f"{method.upper()} {path}: the server opens it and tests/"
+                    "support/fuzz/endpoints.py has neither a body for it (LEAST) nor a reason to "
+                    "pass it over (PASSED_OVER)"
                 )
             least = LEAST[path] if method != "get" else None
             fields = tuple(_fields(path, described, schemas, corruption)) if least else ()
