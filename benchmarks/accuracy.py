@@ -7,10 +7,10 @@
 A setting is a list of `name=value`. A name is one of the server's `dllm` table (docs/settings.md),
 a request option (`diffusion_...`) or one of vLLM's sampling parameters (`temperature`, `seed`,
 ...). Every setting answers the same problems (`examples/tiny/tasks.py`). The benchmark prints the
-rate of exact matches with its 95 % interval, the steps per block (forward passes, including the one
-that commits), the answer's tokens per step, and the wall time. `--against` compares a quantized
-checkpoint with its original: the share of exact matches and of committed tokens that it keeps, and
-how many more steps a block takes.
+rate of exact matches with its 95 % interval, the steps per block (forward passes of a request,
+including those that commit), the answer's tokens per step, and the wall time. `--against` compares
+a quantized checkpoint with its original: the share of exact matches and of committed tokens that it
+keeps, and how many more steps a block takes.
 """
 
 from __future__ import annotations
@@ -85,10 +85,7 @@ def recovery(
 
 
 SAMPLING = {"temperature", "seed", "top_p", "top_k", "min_p", "max_tokens"}
-COUNTERS = {
-    "steps": "vllm:diffusion_num_denoising_steps",
-    "positions": "vllm:diffusion_num_canvas_positions",
-}
+STEPS = "vllm:diffusion_num_denoising_steps"
 MAX_TOKENS = 64
 # A checkpoint that takes more than this many times the original's steps is pointed out.
 MANY_STEPS = 1.1
@@ -135,7 +132,6 @@ class Run:
     answers: list[Answer] = field(default_factory=list)
     seconds: float = 0.0
     steps: float = 0.0
-    positions: float = 0.0
 
 
 def blocks_of(answer: Answer, length: int, aligned: bool) -> int:
@@ -144,13 +140,16 @@ def blocks_of(answer: Answer, length: int, aligned: bool) -> int:
     return -(-(start + answer.tokens) // length)
 
 
-def summary(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, Any]:
-    """Rates by task and over all, steps per block, tokens per step, seconds."""
+def summary(run: Run, problems: Sequence[Problem], length: int, aligned: bool) -> dict[str, Any]:
+    """Rates by task and over all, steps, steps per block, tokens per step and second, seconds.
+
+    `length` and `aligned` are those of `canvas_of`.
+    """
     right: dict[str, list[bool]] = {}
     for problem, answer in zip(problems, run.answers, strict=True):
         right.setdefault(problem.task, []).append(answer.text == problem.answer)
     right["all"] = [hit for hits in right.values() for hit in hits]
-    length = round(run.positions / run.steps)
+    tokens = sum(answer.tokens for answer in run.answers)
     blocks = sum(blocks_of(answer, length, aligned) for answer in run.answers)
     return {
         "exact_match": {
@@ -161,8 +160,10 @@ def summary(run: Run, problems: Sequence[Problem], aligned: bool) -> dict[str, A
             }
             for task, hits in right.items()
         },
+        "steps": run.steps,
         "steps_per_block": run.steps / blocks,
-        "tokens_per_step": sum(answer.tokens for answer in run.answers) / run.steps,
+        "tokens_per_step": tokens / run.steps,
+        "tokens_per_second": tokens / run.seconds,
         "seconds": run.seconds,
     }
 
@@ -174,6 +175,7 @@ def offline(
     concurrency: int,
     dtype: str,
     quantization: str | None = None,
+    eager: bool = True,
 ) -> Iterator[Any]:
     """An engine; yields a function from (problems, setting) to a `Run`.
 
@@ -185,7 +187,7 @@ def offline(
         model=model,
         dtype=dtype,
         quantization=quantization,
-        enforce_eager=True,
+        enforce_eager=eager,
         max_model_len=1024,
         max_num_seqs=concurrency,
         kv_cache_memory_bytes=1 << 28,
@@ -194,11 +196,8 @@ def offline(
         limit_mm_per_prompt={"image": 0, "video": 0},
     )
 
-    def counters() -> dict[str, float]:
-        values = {
-            metric.name: metric.value for metric in llm.get_metrics() if "diffusion" in metric.name
-        }
-        return {name: values.get(counter, 0) for name, counter in COUNTERS.items()}
+    def steps() -> float:
+        return next((metric.value for metric in llm.get_metrics() if metric.name == STEPS), 0)
 
     def answer(
         problems: Sequence[Problem], setting: Setting, own: Sequence[dict[str, Any]] = ()
@@ -212,11 +211,9 @@ def offline(
             params.extra_args = setting.request or None
             asked.append(params)
         chats = [[{"role": "user", "content": problem.prompt}] for problem in problems]
-        before, begin = counters(), time.monotonic()
+        before, begin = steps(), time.monotonic()
         outputs = llm.chat(chats, asked)
-        run = Run(seconds=time.monotonic() - begin)
-        for name, value in counters().items():
-            setattr(run, name, value - before[name])
+        run = Run(seconds=time.monotonic() - begin, steps=steps() - before)
         for output in outputs:
             completion = output.outputs[0]
             ids = tuple(completion.token_ids)
@@ -247,27 +244,28 @@ def over_http(model: str, server: dict[str, Any], concurrency: int, dtype: str) 
             text = reply["choices"][0]["message"]["content"] or ""
             return Answer(text, usage["prompt_tokens"], usage["completion_tokens"])
 
-        before = {name: read_counter(url, f"{c}_total") for name, c in COUNTERS.items()}
-        begin = time.monotonic()
+        before, begin = read_counter(url, f"{STEPS}_total"), time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
             answers = list(tqdm(pool.map(ask, problems), total=len(problems), unit="problem"))
-        run = Run(answers, time.monotonic() - begin)
-        for name, counter in COUNTERS.items():
-            setattr(run, name, read_counter(url, f"{counter}_total") - before[name])
-        return run
+        seconds = time.monotonic() - begin
+        return Run(answers, seconds, read_counter(url, f"{STEPS}_total") - before)
 
     with serve(model, *flags, max_num_seqs=concurrency) as url:
         yield answer
 
 
-def is_aligned(model: str) -> bool:
-    """Whether blocks begin at multiples of their length, and not after the prompt."""
+def canvas_of(model: str) -> tuple[int, bool]:
+    """The length of a model's blocks, and whether they begin at its multiples or after the prompt.
+
+    A window or a canvas of several blocks does not change them.
+    """
     from vllm.transformers_utils.config import get_config
 
     import vllm_dllm.plugin
 
     vllm_dllm.plugin.register()
-    return get_config(model, trust_remote_code=False).model_type != "diffusion_gemma"
+    config = get_config(model, trust_remote_code=False)
+    return config.canvas_length, config.model_type != "diffusion_gemma"
 
 
 def show(text: str, result: dict[str, Any]) -> None:
@@ -323,6 +321,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", type=Path, help="write figures and answers here")
+    parser.add_argument("--compiled", action="store_true", help="as served; otherwise eager")
     parser.add_argument("--against", metavar="MODEL", help="the original of quantized MODELs")
     parser.add_argument("--quantization", help="vLLM's --quantization, for MODELs alone")
     args = parser.parse_args()
@@ -354,19 +353,20 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """The summary of each setting, with the answers."""
     settings: list[Setting] = args.setting or [Setting.parse("")]
-    aligned, results = is_aligned(model), {}
+    canvas, results = canvas_of(model), {}
     # Settings that differ only in request options share one engine.
     for server in {json.dumps(setting.server): setting.server for setting in settings}.values():
         if args.http:
             path = over_http(model, server, args.concurrency, args.dtype)
         else:
-            path = offline(model, server, args.concurrency, args.dtype, quantization)
+            eager = not args.compiled
+            path = offline(model, server, args.concurrency, args.dtype, quantization, eager)
         with path as answer:
             answer(problems[:: max(1, len(problems) // 8)], settings[0])  # warm up
             for setting in settings:
                 if setting.server == server:
                     run = answer(problems, setting)
-                    results[setting.text] = summary(run, problems, aligned)
+                    results[setting.text] = summary(run, problems, *canvas)
                     results[setting.text]["answers"] = [a.text for a in run.answers]
                     results[setting.text]["tokens"] = [list(a.ids) for a in run.answers]
                     show(setting.text, results[setting.text])

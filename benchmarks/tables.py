@@ -10,7 +10,7 @@ from typing import Any
 
 REQUIRED = ("benchmark", "command", "commit", "modified", "versions", "machine", "results")
 KINDS = (
-    *("accuracy", "constrained_steps", "fidelity", "gemma", "real_size"),
+    *("accuracy", "constrained_steps", "fidelity", "gemma", "levers", "real_size"),
     *("sdar", "serve", "start_up", "step_time"),
 )
 # Systems of `benchmarks/real_size.py` -> vLLM's own class on the same weights.
@@ -260,6 +260,23 @@ def sdar_wide(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
         yield [title, *cells]
 
 
+def levers(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
+    yield [
+        *("model", "setting", "right, %", "95 % interval"),
+        *("passes", "to default", "tokens/s"),
+    ]
+    for model, by_lever in results.items():
+        first = next(iter(by_lever.values()))["steps"]
+        for name, found in by_lever.items():
+            score = found["exact_match"]["all"]
+            low, high = (f"{100 * bound:.1f}" for bound in score["interval"])
+            yield [
+                *(model, name, f"{100 * score['right'] / score['of']:.1f}", f"{low} to {high}"),
+                *(f"{found['steps']:.0f}", f"{found['steps'] / first:.2f}x"),
+                f"{found['tokens_per_second']:.0f}",
+            ]
+
+
 TABLES: dict[str, Table] = {
     "step_time": Table("step_time", ("step_time",), step_time),
     "serve": Table("serve", ("serve",), serve),
@@ -270,4 +287,5 @@ TABLES: dict[str, Table] = {
     "sdar_tiny": Table("sdar", ("sdar",), sdar_tiny),
     "sdar_wide": Table("sdar", ("sdar",), sdar_wide),
     "real_size": Table("real_size", ("real_size",), real_size),
+    "levers": Table("levers", ("levers",), levers),
 }

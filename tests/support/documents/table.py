@@ -111,6 +111,7 @@ BENCHMARKS = {
     "benchmarks/fidelity.py": "--model tiny-llada2 --per-task 1 --json OUT",
     "benchmarks/fuzz.py": "--model sdar --bodies 250 --json OUT",
     "benchmarks/gemma.py": "--rounds 1 --json OUT",
+    "benchmarks/levers.py": "--models tiny-llada2-blocks --per-task 1 --json OUT",
     "benchmarks/model_memory.py": "--check",
     "benchmarks/ops/attention.py": "--quick",
     "benchmarks/ops/best_path.py": "--quick",
