@@ -44,6 +44,10 @@ class CpuV2Platform(Base):
         if vllm_config.model_config is None or not vllm_config.use_v2_model_runner:
             return
         scheduler.async_scheduling = asynchronous
+        from vllm.triton_utils import HAS_TRITON  # which imports the platform
+
+        if not HAS_TRITON:
+            vllm_config.kernel_config.enable_jit_warmup = False  # it launches Triton's kernels
         if any_worker:
             parallel.worker_cls = "vllm_cpu_v2.worker.CpuV2Worker"
         from vllm.v1.engine import utils as launcher

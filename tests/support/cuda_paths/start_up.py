@@ -51,12 +51,14 @@ def _platform(patch: pytest.MonkeyPatch) -> None:
     platform = type(current_platform)
     check = platform.check_and_update_config
 
-    def check_and_keep_sizes(config: Any) -> None:
+    def check_and_keep(config: Any) -> None:
         sizes = config.compilation_config.cudagraph_capture_sizes
+        warms_up = config.kernel_config.enable_jit_warmup
         check(config)
         config.compilation_config.cudagraph_capture_sizes = sizes
+        config.kernel_config.enable_jit_warmup = warms_up
 
-    patch.setattr(platform, "check_and_update_config", staticmethod(check_and_keep_sizes))
+    patch.setattr(platform, "check_and_update_config", staticmethod(check_and_keep))
     patch.setattr(
         platform, "get_attn_backend_cls", staticmethod(lambda chosen, *_, **__: chosen.get_path())
     )
