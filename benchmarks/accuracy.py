@@ -327,6 +327,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.http and (args.against or args.quantization):
         parser.error("--against and --quantization compare tokens, which --http does not see")
+    if args.http and args.compiled:
+        parser.error("--compiled is for engines in this process; the server of --http is eager")
     problems = held_out_set(args.per_task, args.seed)
     originals = measure(args.against, args, problems) if args.against else {}
     results = {}

@@ -22,8 +22,8 @@ from benchmarks.accuracy import Setting, measure  # noqa: E402
 from benchmarks.common import write  # noqa: E402
 from benchmarks.tables import levers, markdown  # noqa: E402
 from examples.tiny.tasks import held_out_set  # noqa: E402
+from tests.support.checkpoints import TINY, TINY_GEMMA  # noqa: E402
 
-CHECKPOINTS = ROOT / "examples" / "tiny" / "checkpoints"
 DEFAULT: dict[str, Any] = {}
 
 
@@ -85,10 +85,13 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def setting(name: str, lever: Mapping[str, Any]) -> Setting:
-    """The lever as a setting. All but DiffusionGemma's are greedy, as S2D2 has to be."""
-    sampling = {} if "Entropy" in name or "steps" in name else {"temperature": 0.0}
-    return Setting(name, lever.get("server", {}), lever.get("request", {}), sampling)
+def settings(model: str) -> list[Setting]:
+    """A model's levers as settings. All but DiffusionGemma's are greedy, as S2D2 has to be."""
+    sampling = {} if model == TINY_GEMMA.name else {"temperature": 0.0}
+    return [
+        Setting(name, lever.get("server", {}), lever.get("request", {}), sampling)
+        for name, lever in LEVERS[model].items()
+    ]
 
 
 def main() -> None:
@@ -101,12 +104,12 @@ def main() -> None:
     problems = held_out_set(args.per_task, 0)
     results = {}
     for model in args.models:
-        args.setting = [setting(name, lever) for name, lever in LEVERS[model].items()]
-        results[model] = measure(str(CHECKPOINTS / model), args, problems)
-    for result in (each for of_model in results.values() for each in of_model.values()):
-        del result["answers"], result["tokens"]
+        args.setting = settings(model)
+        results[model] = measure(str(TINY / model), args, problems)
+        for result in results[model].values():
+            del result["answers"], result["tokens"]
+        write(args.json, f"levers, {len(problems)} problems", results)  # the next may fail
     print("\n".join(markdown(levers(results))))
-    write(args.json, f"levers, {len(problems)} problems", results)
 
 
 if __name__ == "__main__":

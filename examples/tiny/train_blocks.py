@@ -10,12 +10,10 @@ the one before has hardly begun, do not count in the loss.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +28,15 @@ from examples.tiny.train_llada2 import (
     TOKENS_A_STEP,
     generate,
 )
-from examples.tiny.training import Encoder, Example, report, train, training_examples, with_adamw
+from examples.tiny.training import (
+    Encoder,
+    Example,
+    options,
+    report,
+    train,
+    training_examples,
+    with_adamw,
+)
 
 CHECKPOINT = DEFAULT_OUT.parent / "tiny-llada2-blocks"
 BLOCK, BLOCKS = 8, 4
@@ -103,15 +109,7 @@ def loss_of(model: LLaDA2, batch: Batch, mask: int, generator: torch.Generator) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path, nargs="?", default=CHECKPOINT)
-    parser.add_argument("--steps", type=int, default=1800)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    args = options(__doc__, CHECKPOINT, steps=1800, threads=1)
     tokenizer, trained = llada2_tokenizer(), load(DEFAULT_OUT)
     model = LLaDA2(replace(trained.shape, block_length=BLOCK))
     model.load_state_dict(trained.state_dict())

@@ -14,7 +14,6 @@ vision tower keeps its random weights.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +32,15 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from examples.tiny.tokens import gemma_processor
-from examples.tiny.training import Encoder, Example, report, train, training_examples, with_muon
+from examples.tiny.training import (
+    Encoder,
+    Example,
+    options,
+    report,
+    train,
+    training_examples,
+    with_muon,
+)
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-diffusiongemma"
 CANVAS = 32
@@ -216,15 +223,7 @@ def generate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=4500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    args = options(__doc__, DEFAULT_OUT, steps=4500)
     processor = gemma_processor()
     tokenizer = processor.tokenizer
     kinds = ("pad", "eos", "bos", "boi", "eoi", "image")

@@ -11,7 +11,6 @@ LLaDA2.1): there every position of the block counts in the loss.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +22,15 @@ import torch.nn.functional as F
 
 from examples.tiny.llada2 import LLaDA2, Shape, load, save
 from examples.tiny.tokens import llada2_tokenizer
-from examples.tiny.training import Encoder, Example, report, train, training_examples, with_adamw
+from examples.tiny.training import (
+    Encoder,
+    Example,
+    options,
+    report,
+    train,
+    training_examples,
+    with_adamw,
+)
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-llada2"
 TOKENS_A_STEP = 2560
@@ -135,15 +142,7 @@ def generate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    args = options(__doc__, DEFAULT_OUT, steps=6000)
     tokenizer, model = llada2_tokenizer(), LLaDA2(Shape())
     mask, end = tokenizer.mask_token_id, tokenizer.eos_token_id
     encoder, generator = Encoder(tokenizer), torch.Generator().manual_seed(args.seed)

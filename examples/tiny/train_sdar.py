@@ -10,7 +10,6 @@ SDAR). The loss is the cross-entropy of the masked tokens of the answer.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,7 +22,15 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from examples.tiny.tokens import sdar_tokenizer
-from examples.tiny.training import Encoder, Example, report, train, training_examples, with_muon
+from examples.tiny.training import (
+    Encoder,
+    Example,
+    options,
+    report,
+    train,
+    training_examples,
+    with_muon,
+)
 
 DEFAULT_OUT = Path(__file__).parent / "checkpoints" / "tiny-sdar"
 BLOCK = 4
@@ -158,15 +165,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=Path, nargs="?", default=DEFAULT_OUT)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
+    args = options(__doc__, DEFAULT_OUT, steps=4000)
     tokenizer = sdar_tokenizer()
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES)).float()
     mask, turn = tokenizer.mask_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
@@ -124,6 +125,20 @@ def train(
             bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
     model.eval()
     return time.monotonic() - begin
+
+
+def options(description: str, out: Path, steps: int, threads: int = 2) -> argparse.Namespace:
+    """The options of a training script, whose threads and seed are set; `out` is where it saves."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
+    parser.add_argument("out", type=Path, nargs="?", default=out)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--held-out", type=int, default=100, help="problems a task in the report")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    return args
 
 
 def report(
