@@ -59,7 +59,28 @@ def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 1
 def plan_of(slots: SlotState, policy: CommitPolicy = FDFO) -> tuple[CanvasUpdate, StepPlan]:
     some = torch.arange(len(slots.phase))
     update = CanvasUpdate(slots, policy, OptionalParts(slots, "raw_logprobs"))
-    return update, update.plan(some, some.numpy(), L)
+    return update, update.plan(update.batch(some, some.numpy()), L)
+
+
+def test_a_batch_is_remembered_while_its_requests_stay_the_same() -> None:
+    """vLLM writes the slots of each step to the same memory, and any request may end in between."""
+    slots = slots_with(LowConfidence(), LowConfidence(), Cooling())
+    update = CanvasUpdate(slots, FDFO, OptionalParts(slots, "raw_logprobs"))
+    memory, on_host = torch.tensor([0, 1, 9], dtype=torch.int32), np.array([0, 1])
+    first = update.batch(memory, on_host)
+    assert update.batch(memory, on_host.copy()) is first
+    memory[:2], on_host[:] = torch.tensor([2, 0]), [2, 0]
+    second = update.batch(memory, on_host)
+    assert first.slots.tolist() == first.on_host.tolist() == [0, 1]
+    assert second.slots.tolist() == second.on_host.tolist() == [2, 0]
+    assert [len(part.slots) for part in second.by_algorithm] == [1, 1]
+    assert second.overrides == {"temperature"}
+    slots.records[0] = True
+    third = update.batch(memory, on_host)
+    assert third.flags["records"] and len(third.observers) == 1
+    choice = ResolvedDecoding(LowConfidence(), LowConfidence.config(), 9, 4)
+    slots.configure(2, choice, 1.0, 100)  # another request enters the slot
+    assert update.batch(memory, on_host).overrides == set()
 
 
 def test_an_algorithm_sets_the_temperature_of_a_step() -> None:

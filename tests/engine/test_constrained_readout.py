@@ -71,7 +71,7 @@ class Batch:
         policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
         count = len(REQUESTS)
         update = CanvasUpdate(self.slots, policy, self.parts)
-        return update.plan(torch.arange(count), np.arange(count), L)
+        return update.plan(update.batch(torch.arange(count), np.arange(count)), L)
 
     def head(self) -> Head:
         def rows(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:

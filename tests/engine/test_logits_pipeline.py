@@ -54,7 +54,8 @@ def scores(mode: str, temperatures: tuple[float, float]) -> torch.Tensor:
     parts.logprobs = reports = RecordedReports(slots, parts.rows, mode)
     readout = MaskedReadout(lambda hidden: hidden.clone(), slots, parts)
     policy = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
-    plan = CanvasUpdate(slots, policy, parts).plan(torch.arange(2), np.arange(2), L)
+    update = CanvasUpdate(slots, policy, parts)
+    plan = update.plan(update.batch(torch.arange(2), np.arange(2)), L)
     readout.read(LOGITS, plan)
     assert list(reports.seen) == [0], "only requests that ask"
     return reports.seen[0]

@@ -46,7 +46,8 @@ def test_masked_positions_have_the_statistics_of_all_rows(
 
     parts = OptionalParts(slots, "raw_logprobs")
     some = torch.arange(3)
-    plan: Any = CanvasUpdate(slots, POLICY, parts).plan(some, np.arange(3), L)
+    update = CanvasUpdate(slots, POLICY, parts)
+    plan: Any = update.plan(update.batch(some, np.arange(3)), L)
     own = MaskedReadout(head, slots, parts)
     found = own.read(logits, plan).statistics
     plan.masked = None

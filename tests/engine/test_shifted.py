@@ -114,7 +114,8 @@ def test_a_rule_that_edits_keeps_the_boundary_token() -> None:
 
 def test_the_rows_that_a_cpu_reads() -> None:
     sampler = canvases([L + 3, L])
-    plan = sampler.canvas_update.plan(torch.arange(2), np.arange(2), L)
+    update = sampler.canvas_update
+    plan = update.plan(update.batch(torch.arange(2), np.arange(2)), L)
     plan.masked = sampler.slots.masked.clone()
     read: list[int] = []
     sampler.readout.head = lambda rows: (read.append(len(rows)), rows.clone())[1]

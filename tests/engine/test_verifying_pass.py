@@ -56,7 +56,7 @@ def slots_of(
     slots.phase.fill_(Phase.DENOISE)
     some = torch.arange(len(algorithms))
     update = CanvasUpdate(slots, POLICY, OptionalParts(slots, "raw_logprobs"))
-    return slots, update.plan(some, some.numpy(), L)
+    return slots, update.plan(update.batch(some, some.numpy()), L)
 
 
 def test_a_canvas_begins_with_the_last_token_of_the_prompt() -> None:

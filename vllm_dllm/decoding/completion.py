@@ -22,7 +22,11 @@ def first_end(canvas: Canvas, end_tokens: torch.Tensor) -> torch.Tensor:
 
 def decided_prefix(canvas: Canvas) -> torch.Tensor:
     """The number of positions before the first masked one; int64 ``[slots]`` in ``0..L``."""
-    return (canvas.masked.cumsum(1) == 0).sum(1)
+    length = canvas.masked.shape[1]
+    # Compiled, a reduction shares a kernel with what surrounds it; a running sum does not.
+    return torch.where(
+        canvas.masked, torch.arange(length, device=canvas.masked.device), length
+    ).amin(1)
 
 
 def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> torch.Tensor:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.engine.slots import SlotState
@@ -42,18 +41,6 @@ ROW_PARAMETERS = (
     "top_p",
 )
 DEFAULTS = SamplingParams()
-
-
-class Asked(NamedTuple):
-    """What any request of a step asks for.
-
-    Attributes:
-        flags: see `SlotState.asked`.
-        observers: what sees the decisions of the step.
-    """
-
-    flags: Mapping[str, bool]
-    observers: Sequence[StepObserver]
 
 
 class OptionalParts:
@@ -135,12 +122,11 @@ class OptionalParts:
             if name in vars(self):  # it has been made
                 getattr(self, name).leave(slot)
 
-    def asked(self, on_host: np.ndarray) -> Asked:
-        """What the requests in these slots (int ``[n]``) ask for."""
-        flags = self.slots.asked(on_host)
+    def observers(self, flags: Mapping[str, bool]) -> Sequence[StepObserver]:
+        """What sees the decisions of the steps of requests with these flags (`HOST_FLAGS`)."""
         observers: list[StepObserver] = []
         if flags["reports"]:
             observers.append(self.logprobs)
         if flags["records"]:
             observers.append(self.records)
-        return Asked(flags, observers)
+        return observers

@@ -25,7 +25,12 @@ HEAD_BYTES = 256 << 20
 def compiled_statistics() -> StatisticsOfRows:
     """`row_statistics`, compiled once: entropies are always computed, in the same loop."""
     own = CompiledOnce(grouped_statistics)
-    return lambda logits, forbidden, entropy: own(logits, forbidden)
+
+    def statistics(logits: torch.Tensor, forbidden: int, entropy: bool = False) -> RowStatistics:
+        found = own(logits, forbidden)
+        return found if entropy else RowStatistics(found.token, found.probability)
+
+    return statistics
 
 
 class MaskedReadout:
@@ -96,7 +101,7 @@ class MaskedReadout:
         at_once = self.canvases * self.slots.length
         parts = [
             self.statistics(self.head(rows), self.mask_token, entropy)
-            for rows in hidden.split(at_once)
+            for rows in ((hidden,) if len(hidden) <= at_once else hidden.split(at_once))
         ]
         return type(parts[0]).join(parts)
 

@@ -27,10 +27,11 @@ import torch
 from torch.nn.functional import pad
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.optional_parts import Asked, OptionalParts
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings, Readout
 from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
 from vllm_dllm.engine.step import (
+    Batch,
     CanvasUpdate,
     CommitPolicy,
     FollowedPaths,
@@ -100,21 +101,32 @@ class DiffusionSampler:
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
         if self.slots.under_load is not None:
             self.slots.under_load.prepare(rows)
-        slot, on_host = input_batch.idx_mapping[:rows].long(), input_batch.idx_mapping_np[:rows]
-        asked = self.parts.asked(on_host)
+        if drafts:
+            output = self._of_canvases(hidden_states, input_batch)
+        else:
+            slot = input_batch.idx_mapping[:rows].long()
+            output = self._of_mixed(hidden_states, input_batch, slot)
+        if self.has_stages:
+            output.sampled_token_ids = self._as_received(output.sampled_token_ids, drafts)
+        return output
+
+    def _of_canvases(self, hidden_states: torch.Tensor, input_batch: Any) -> SamplerOutput:
+        """Update a batch that has canvases, and add what its observers have seen."""
+        rows, state = input_batch.num_reqs, self.slots
+        on_host = input_batch.idx_mapping_np[:rows]
+        batch = self.canvas_update.batch(input_batch.idx_mapping, on_host)
+        slot = batch.slots
         # The position in the canvas where the tokens that leave begin; the update resets it.
-        first = self.slots.tail[slot] if asked.observers else None
-        if self.slots.window is None and drafts == rows * self.slots.length:
-            output = self.update(hidden_states, slot, on_host, self.slots.length, asked)
+        first = state.tail[slot] if batch.observers else None
+        if state.window is None and input_batch.num_draft_tokens == rows * state.length:
+            output = self.update(hidden_states, batch, state.length)
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
-        if first is not None and drafts:
-            for observer in asked.observers:
+        if first is not None:
+            for observer in batch.observers:
                 output.logprobs_tensors = observer.add_to(
                     output.logprobs_tensors, slot, on_host, output.num_sampled, first
                 )
-        if self.has_stages:
-            output.sampled_token_ids = self._as_received(output.sampled_token_ids, drafts)
         return output
 
     def _as_received(self, tokens: torch.Tensor, drafts: int) -> torch.Tensor:
@@ -139,8 +151,8 @@ class DiffusionSampler:
             hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
             widths //= 2
         if drafts and widths.all():
-            on_host = input_batch.idx_mapping_np[:rows]
-            return self.update(hidden_states, slot, on_host, self._width(widths))
+            batch = self.canvas_update.batch(slot, input_batch.idx_mapping_np[:rows])
+            return self.update(hidden_states, batch, self._width(widths))
         return self._among_prefills(hidden_states, input_batch, slot, widths)
 
     def _width(self, widths: np.ndarray) -> torch.Tensor | int:
@@ -160,9 +172,8 @@ class DiffusionSampler:
         self._finish_prefills(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
             row = to_device(is_canvas := np.flatnonzero(widths), device)
-            on_host = input_batch.idx_mapping_np[is_canvas]
-            width = self._width(widths[is_canvas])
-            output = self.update(hidden_states, slot[row], on_host, width)
+            batch = self.canvas_update.batch(slot[row], input_batch.idx_mapping_np[is_canvas])
+            output = self.update(hidden_states, batch, self._width(widths[is_canvas]))
             sampled.index_copy_(0, row, output.sampled_token_ids)
             num_sampled.index_copy_(0, row, output.num_sampled)
             num_rejected.index_copy_(0, row, output.num_rejected)
@@ -198,34 +209,31 @@ class DiffusionSampler:
     def update(
         self,
         hidden_states: torch.Tensor,
-        slot: torch.Tensor,
-        on_host: np.ndarray,
+        batch: Batch,
         width: torch.Tensor | int,
-        asked: Asked | None = None,
     ) -> SamplerOutput:
         """Update the canvases of a batch; the output has a row for each of them.
 
         Args:
             hidden_states: the hidden states of the canvases' positions, in batch order.
-            slot: int64 ``[n]``, their slots.
-            on_host: the same slots as a numpy array.
+            batch: their requests.
             width: see `_width`.
-            asked: see `CanvasUpdate.plan`.
         """
-        state, present = self.slots, None
+        state, slot, present = self.slots, batch.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
             if state.kind.mask_token is not None and state.kind.is_cut:
                 # The context ends within the canvas: nothing is to be decided after it.
                 state.masked.index_copy_(0, slot, state.masked.index_select(0, slot) & present)
             hidden_states = self._padded(hidden_states, width)
-        plan = self.canvas_update.plan(slot, on_host, width, asked)
+        plan = self.canvas_update.plan(batch, width)
         readings = self.readout.read(hidden_states, plan)
         finished = self._finish(plan, readings, hidden_states, present)
         if plan.constraint is not None:
             plan.constraint.advance(finished.out, finished.leaves)
-        # One byte per slot is copied asynchronously, and read steps later.
-        state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
+        if state.spoiled_on_host is not state.spoiled:
+            # One byte per slot is copied asynchronously, and read steps later.
+            state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return SamplerOutput(
             finished.tokens, None, finished.num_nans, finished.num_sampled, finished.num_rejected
         )

@@ -253,14 +253,14 @@ class AlgorithmStates:
 
     Attributes:
         by_name: the tensors by the algorithm's name, in the order in which they were first used.
+        which: on the host, int64 ``[slots]``, the position of each slot's algorithm in `by_name`.
     """
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.by_name: dict[str, AlgorithmSlots] = {}
         self._slots, self._kind = slots, kind
         self._device = device
-        # The position of each slot's algorithm in `by_name`; on the host.
-        self._which: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self.which: np.ndarray = np.zeros(slots, dtype=np.int64)
 
     def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
         """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
@@ -273,18 +273,18 @@ class AlgorithmStates:
             shape = self._slots, self._kind.length
             self.by_name[name] = AlgorithmSlots(algorithm, *shape, self._device)
         self.by_name[name].enter(slot, settings)
-        self._which[slot] = list(self.by_name).index(name)
+        self.which[slot] = list(self.by_name).index(name)
 
     def for_slot(self, slot: int) -> AlgorithmSlots:
         """Return the tensors of the algorithm that decodes the request in ``slot``."""
-        return list(self.by_name.values())[self._which[slot]]
+        return list(self.by_name.values())[self.which[slot]]
 
     def batches(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmBatch]:
         """Group the slots of a batch by algorithm.
 
         `slots` is int64 ``[n]``, and `on_host` the same on the host.
         """
-        which = self._which[on_host]
+        which = self.which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
             return [algorithms[which[0]].batch(None, slots)]
@@ -398,7 +398,9 @@ class SlotState:
         self.under_load: LoadThreshold | None = None
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
+        self.spoiled_on_host = self.spoiled
+        if device.type != "cpu":
+            self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int, reread: int = 0) -> None:
         """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
@@ -474,6 +476,10 @@ class SlotState:
         self.records[slot] = records
         self.verifies[slot] = choice.algorithm.verifies
         self.verifies_drafts[slot] = choice.algorithm.verifies_drafts
+
+    def of_host(self, on_host: np.ndarray) -> tuple[bytes, bytes]:
+        """What the host knows of the requests in these slots (int ``[n]``), to be compared."""
+        return self.on_host[on_host].tobytes(), self.algorithms.which[on_host].tobytes()
 
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
         """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""

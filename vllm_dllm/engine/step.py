@@ -14,7 +14,7 @@ decided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,9 +32,13 @@ from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.draft_passes import Drafts
-    from vllm_dllm.engine.optional_parts import Asked, OptionalParts, StepObserver
+    from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
+
+
+# Methods that an algorithm may have of its own.
+OPTIONAL = ("temperature", "ask", "adjust")
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,32 @@ class FollowedPaths:
         """
         follows = self.inside & ~canvas.masked & ~canvas.fixed & (self.feasible & ~skips)[:, None]
         return replace(canvas, tokens=torch.where(follows, self.tokens, canvas.tokens))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What stays the same in all steps of the same requests.
+
+    Attributes:
+        slots: int64 ``[n]``.
+        on_host: the same as a numpy array.
+        flags: see `SlotState.asked`.
+        observers: what sees the decisions of the steps.
+        by_algorithm: the canvases, grouped by algorithm.
+        overrides: those of `OPTIONAL` that any of the algorithms has.
+        entropy, likeliest: see `ReadRequest`.
+        reads_decided: whether an algorithm reads statistics of decided positions.
+    """
+
+    slots: torch.Tensor
+    on_host: np.ndarray
+    flags: Mapping[str, bool]
+    observers: Sequence[StepObserver]
+    by_algorithm: Sequence[AlgorithmBatch]
+    overrides: Set[str]
+    entropy: bool
+    likeliest: int
+    reads_decided: bool
 
 
 @dataclass(kw_only=True)
@@ -175,58 +205,74 @@ class CanvasUpdate:
         self.compiled_algorithm: str | None = None
         self.compiles_ahead = False
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._batch: tuple[Any, Batch] | None = None
 
-    def plan(
-        self,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        width: torch.Tensor | int,
-        asked: Asked | None = None,
-    ) -> StepPlan:
-        """Group the canvases by algorithm, and determine what must be read from the model's output.
+    def batch(self, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+        """These requests as a batch: that of the last call, if nothing has changed since.
 
         Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same slots as a numpy array.
-            width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
-            asked: `OptionalParts.asked` of them, if it is known.
+            slots: integers ``[n or more]``, their slots.
+            on_host: the first n as a numpy array.
         """
-        state = self.slots
-        flags, observers = self.parts.asked(on_host) if asked is None else asked
-        batches = state.algorithms.batches(slots, on_host)
+        key = on_host.tobytes(), *self.slots.of_host(on_host)
+        if self._batch is None or self._batch[0] != key:
+            # Copies, because vLLM may write the next batch to the same memory; its slots are int32.
+            self._batch = key, self._as_batch(slots[: len(on_host)].long(), on_host.copy())
+        return self._batch[1]
+
+    def _as_batch(self, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
+        """Group the canvases by algorithm, and ask the algorithms what they need."""
+        by_algorithm = self.slots.algorithms.batches(slots, on_host)
+        algorithms = [part.algorithm for part in by_algorithm]
+        flags = self.slots.asked(on_host)
+        return Batch(
+            slots,
+            on_host,
+            flags,
+            self.parts.observers(flags),
+            by_algorithm,
+            overrides={name for name in OPTIONAL if _override(by_algorithm, name)},
+            entropy=any(algorithm.reads_entropy for algorithm in algorithms),
+            likeliest=max(algorithm.likeliest for algorithm in algorithms),
+            reads_decided=any(algorithm.reads_decided for algorithm in algorithms),
+        )
+
+    def plan(self, batch: Batch, width: torch.Tensor | int) -> StepPlan:
+        """Determine what must be read from the model's output for these canvases.
+
+        `width` is the number of positions of each canvas, int64 ``[n]``, or L for all of them.
+        """
+        state, slots, flags, batches = self.slots, batch.slots, batch.flags, batch.by_algorithm
         compile = (
-            [batch.algorithm.name for batch in batches] == [self.compiled_algorithm]
-            and not observers
+            len(batches) == 1
+            and batches[0].algorithm.name == self.compiled_algorithm
+            and not batch.observers
             and not flags["verifies"]
             and not flags["verifies_drafts"]
             and isinstance(width, int)
         )
-        if _override(batches, "temperature"):
+        if "temperature" in batch.overrides:
             temperature = self.compilable(_temperatures, compile)(state, slots, batches)
         else:
             temperature = state.temperature.index_select(0, slots)
         draws = flags["samples"]
-        entropy, likeliest = False, 0
-        for batch in batches:
-            entropy = entropy or batch.algorithm.reads_entropy
-            likeliest = max(likeliest, batch.algorithm.likeliest)
         plan = StepPlan(
             slots,
-            on_host,
+            batch.on_host,
             width,
             temperature,
             draws=draws,
             needs_rows=flags["needs_rows"],
-            ask=_asked(batches) if _override(batches, "ask") else None,
-            likeliest=likeliest,
-            entropy=entropy,
+            ask=_asked(batches) if "ask" in batch.overrides else None,
+            likeliest=batch.likeliest,
+            entropy=batch.entropy,
             may_go_on=flags["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and flags["records"],
-            masked=self._masked(slots, batches),
+            masked=self._masked(batch),
             state=state,
             batches=batches,
-            observers=observers,
+            observers=batch.observers,
             streams=flags["may_stream"],
             compile=compile,
         )
@@ -236,22 +282,19 @@ class CanvasUpdate:
             from vllm_dllm.engine.draft_passes import Drafts
 
             plan.drafts, plan.status = Drafts.taken_from(state, plan.status)
-        if _override(batches, "adjust"):
+        if "adjust" in batch.overrides:
             plan.adjust = _adjustments(batches, plan.status.canvas)
         if flags["constrained"]:
             may_revise = _having(batches, "edits") & ~self._finished(plan.status)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _masked(
-        self, slots: torch.Tensor, batches: Sequence[AlgorithmBatch]
-    ) -> torch.Tensor | None:
+    def _masked(self, batch: Batch) -> torch.Tensor | None:
         """See `ReadRequest.masked`. Only a CPU need not wait to know which positions they are."""
-        reads_all = any(batch.algorithm.reads_decided for batch in batches)
-        few = len(slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
-        if reads_all or few or self.slots.device.type != "cpu":
+        few = len(batch.slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
+        if batch.reads_decided or few or self.slots.device.type != "cpu":
             return None
-        return self.slots.masked.index_select(0, slots)
+        return self.slots.masked.index_select(0, batch.slots)
 
     def compilable(
         self, function: Callable[..., Any], compile: bool, kind: tuple[Any, ...] = ()

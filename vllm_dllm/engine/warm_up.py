@@ -60,7 +60,7 @@ def compile_updates(state: DiffusionModelState) -> None:
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
     with torch.inference_mode():
         hidden = _hidden(state, count * slots.length)
-        sampler.update(hidden, slot, slot.cpu().numpy(), slots.length)
+        sampler.update(hidden, update.batch(slot, slot.cpu().numpy()), slots.length)
     update.compiles_ahead = False
 
 

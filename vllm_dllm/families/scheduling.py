@@ -105,8 +105,9 @@ class CommonRules(DiffusionScheduler):
         if self.recorder is not None:
             leaving = (output for each in outputs.values() for output in each.outputs)
             self.recorder.attach(leaving, self.requests.keys())
+        pending = int(PassFlags.KV_PENDING)  # `&` of two integers is faster
         for request_id, passed in flags.items():
-            if passed & PassFlags.KV_PENDING and request_id in self.requests:
+            if passed & pending and request_id in self.requests:
                 # Its next step begins with the canvas that has left, as if it were a prompt.
                 self.requests[request_id].num_computed_tokens -= self.block_length
         return outputs

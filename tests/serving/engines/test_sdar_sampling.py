@@ -48,7 +48,7 @@ def test_the_confidence_of_drawn_tokens(tmp_path: Path, filters: dict[str, Any])
             likely = readout.head(hidden).float().softmax(-1).view(*token.shape, -1)
             own = likely.gather(-1, token[..., None])[..., 0]
             for row, slot in enumerate(request.on_host.tolist()):
-                rule = list(slots.algorithms.by_name)[slots.algorithms._which[slot]]
+                rule = list(slots.algorithms.by_name)[slots.algorithms.which[slot]]
                 drawn = bool(slots.samples[slot])
                 found[rule, drawn].append(torch.stack([sure[row], own[row]]))
             return readings
