@@ -67,7 +67,6 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "default: LowConfidenceDynamic 0.9": DEFAULT,
         "LowConfidenceDynamic 0.7": request(threshold=0.7),
         "FrechetProfile 0.7": request(algorithm="FrechetProfile", threshold=0.7),
-        "commits share a pass": {"server": {"fused_commit": "on"}},
         "4 blocks": {"server": {"blocks": 4}},
         "8 blocks": {"server": {"blocks": 8}},
         "S2D2 as published": self_speculative(),
