@@ -251,7 +251,8 @@ class DiffusionSampler:
         # A batch without a soft embedding would need a compiled function of its own.
         if not plan.compile or (self.predictions is not None and not plan.may_go_on):
             return finish(self, plan, readings, hidden, present, paths)
-        readings = replace(readings, logprob=None)  # which only observers read
+        if readings.logprob is not None:  # which only observers read
+            readings = replace(readings, logprob=None)
         paths = self._paths_of_all(plan, paths)
         own = self.canvas_update.compilable(finish, True, readings.kind)
         return own(self, plan, readings, hidden, None, paths)

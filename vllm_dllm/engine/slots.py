@@ -253,14 +253,14 @@ class AlgorithmStates:
 
     Attributes:
         by_name: the tensors by the algorithm's name, in the order in which they were first used.
-        which: on the host, int64 ``[slots]``, the position of each slot's algorithm in `by_name`.
+        which: on the host, uint8 ``[slots]``, the position of each slot's algorithm in `by_name`.
     """
 
-    def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
+    def __init__(self, kind: CanvasKind, device: torch.device, which: np.ndarray) -> None:
         self.by_name: dict[str, AlgorithmSlots] = {}
-        self._slots, self._kind = slots, kind
+        self._kind = kind
         self._device = device
-        self.which: np.ndarray = np.zeros(slots, dtype=np.int64)
+        self.which = which
 
     def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
         """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
@@ -270,7 +270,7 @@ class AlgorithmStates:
                 from vllm_dllm.decoding.blocks import InBlocks
 
                 algorithm = InBlocks(algorithm, self._kind.blocks, self._kind.opens_at)
-            shape = self._slots, self._kind.length
+            shape = len(self.which), self._kind.length
             self.by_name[name] = AlgorithmSlots(algorithm, *shape, self._device)
         self.by_name[name].enter(slot, settings)
         self.which[slot] = list(self.by_name).index(name)
@@ -327,7 +327,8 @@ class SlotState:
             else 0.
         algorithms: the tensors of the decoding algorithms.
         position: int64 ``[L]``, 0 to L - 1.
-        on_host: on the host, bool ``[slots, flags]``; `HOST_FLAGS` names its columns.
+        on_host: on the host, uint8 ``[slots, flags + 1]``; `HOST_FLAGS` names its columns, and the
+            last one is `AlgorithmStates.which`.
         samples: on the host, bool ``[slots]``, whether the temperature is above 0.
         several_steps: on the host, bool ``[slots]``, whether `max_steps` is above 1.
         may_stream: on the host, bool ``[slots]``, `streams`.
@@ -389,9 +390,9 @@ class SlotState:
             getattr(self, name).fill_(1)
         self.temperature = torch.zeros(slots, device=device)
         self.position = torch.arange(length, device=device)
-        self.algorithms = AlgorithmStates(slots, kind, device)
-        self.on_host: np.ndarray = np.zeros((slots, len(HOST_FLAGS)), dtype=bool)
-        vars(self).update(zip(HOST_FLAGS, self.on_host.T, strict=True))
+        self.on_host: np.ndarray = np.zeros((slots, len(HOST_FLAGS) + 1), dtype=np.uint8)
+        vars(self).update(zip(HOST_FLAGS, self.on_host[:, :-1].view(np.bool_).T, strict=True))
+        self.algorithms = AlgorithmStates(kind, device, self.on_host[:, -1])
         self.several_steps[:] = True  # updates are compiled before any request has entered
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
         self.window: TwoBlockWindow | None = None
@@ -477,13 +478,10 @@ class SlotState:
         self.verifies[slot] = choice.algorithm.verifies
         self.verifies_drafts[slot] = choice.algorithm.verifies_drafts
 
-    def of_host(self, on_host: np.ndarray) -> tuple[bytes, bytes]:
-        """What the host knows of the requests in these slots (int ``[n]``), to be compared."""
-        return self.on_host[on_host].tobytes(), self.algorithms.which[on_host].tobytes()
-
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
         """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""
-        return dict(zip(HOST_FLAGS, self.on_host[on_host].any(0).tolist(), strict=True))
+        found = np.logical_or.reduce(self.on_host[on_host, :-1]).tolist()
+        return dict(zip(HOST_FLAGS, found, strict=True))
 
     def read(self, slots: torch.Tensor) -> SlotStatus:
         """Copy the rows of the requests in ``slots`` (int64 ``[n]``), and name their columns."""

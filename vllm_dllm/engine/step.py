@@ -106,7 +106,7 @@ class Batch:
         by_algorithm: the canvases, grouped by algorithm.
         overrides: those of `OPTIONAL` that any of the algorithms has.
         entropy, likeliest: see `ReadRequest`.
-        reads_decided: whether an algorithm reads statistics of decided positions.
+        reads_masked: whether `ReadRequest.masked` says which positions are read.
     """
 
     slots: torch.Tensor
@@ -117,7 +117,7 @@ class Batch:
     overrides: Set[str]
     entropy: bool
     likeliest: int
-    reads_decided: bool
+    reads_masked: bool
 
 
 @dataclass(kw_only=True)
@@ -214,7 +214,7 @@ class CanvasUpdate:
             slots: integers ``[n or more]``, their slots.
             on_host: the first n as a numpy array.
         """
-        key = on_host.tobytes(), *self.slots.of_host(on_host)
+        key = on_host.tobytes(), self.slots.on_host[on_host].tobytes()
         if self._batch is None or self._batch[0] != key:
             # Copies, because vLLM may write the next batch to the same memory; its slots are int32.
             self._batch = key, self._as_batch(slots[: len(on_host)].long(), on_host.copy())
@@ -234,7 +234,7 @@ class CanvasUpdate:
             overrides={name for name in OPTIONAL if _override(by_algorithm, name)},
             entropy=any(algorithm.reads_entropy for algorithm in algorithms),
             likeliest=max(algorithm.likeliest for algorithm in algorithms),
-            reads_decided=any(algorithm.reads_decided for algorithm in algorithms),
+            reads_masked=self._reads_masked(len(slots), algorithms),
         )
 
     def plan(self, batch: Batch, width: torch.Tensor | int) -> StepPlan:
@@ -269,7 +269,7 @@ class CanvasUpdate:
             may_go_on=flags["several_steps"],
             own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
             logprob=draws and flags["records"],
-            masked=self._masked(batch),
+            masked=state.masked.index_select(0, slots) if batch.reads_masked else None,
             state=state,
             batches=batches,
             observers=batch.observers,
@@ -289,12 +289,11 @@ class CanvasUpdate:
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _masked(self, batch: Batch) -> torch.Tensor | None:
-        """See `ReadRequest.masked`. Only a CPU need not wait to know which positions they are."""
-        few = len(batch.slots) * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
-        if batch.reads_decided or few or self.slots.device.type != "cpu":
-            return None
-        return self.slots.masked.index_select(0, batch.slots)
+    def _reads_masked(self, count: int, algorithms: Sequence[Algorithm]) -> bool:
+        """See `Batch`. Only a CPU need not wait to know which positions are masked."""
+        few = count * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
+        reads_all = any(algorithm.reads_decided for algorithm in algorithms)
+        return self.slots.device.type == "cpu" and not few and not reads_all
 
     def compilable(
         self, function: Callable[..., Any], compile: bool, kind: tuple[Any, ...] = ()
