@@ -99,8 +99,10 @@ def test_calls_are_followed_or_refused(parser: str, choice: Any) -> None:
         assert found.json is not None and choice != "auto"
 
 
-def test_who_cannot_require_calls_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("vllm.dllm").addHandler(caplog.handler)
+def test_who_cannot_require_calls_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm.dllm"), "handlers", [caplog.handler])
     for parser in parsers():
         caplog.clear()
         check_parser(parser)

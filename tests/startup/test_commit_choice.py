@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,13 @@ def test_the_log_says_why(
     options: dict[str, Any],
     words: list[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    config(models["dense"])  # the first one in a process sets logging up and undoes what follows
+    logger = logging.getLogger("vllm.dllm")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.clear()
     with caplog.at_level("INFO", logger="vllm.dllm"):
         config(models["dense"], **options)
     (line,) = (m for m in caplog.messages if "blocks are committed" in m)
