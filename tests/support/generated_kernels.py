@@ -24,10 +24,10 @@ class _WrittenError(Exception):
     """The code is written."""
 
 
-def generated_kernels(
+def generated_code(
     function: Callable[..., Any], *args: Any, dynamic: bool | None, options: Mapping[str, Any]
-) -> list[str]:
-    """The lines with which the compiled function would launch kernels for these arguments.
+) -> str:
+    """The code that PyTorch's compiler writes for a GPU when the function gets these arguments.
 
     The function is not run. `dynamic` and `options` are those of ``torch.compile``.
     """
@@ -50,6 +50,11 @@ def generated_kernels(
                 raise
     torch._dynamo.reset()
     (code,) = codes
+    return code
+
+
+def generated_kernels(code: str) -> list[str]:
+    """The lines of `generated_code` that launch kernels."""
     lines = [line.strip() for line in code[code.index("def call(") :].splitlines()]
     return [
         line

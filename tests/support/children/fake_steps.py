@@ -26,7 +26,7 @@ import torch
 from canvas_grammar.decoding import paths_triton
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
-from tests.support.generated_kernels import generated_kernels
+from tests.support.generated_kernels import generated_code, generated_kernels
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
 from vllm_dllm.engine.model_state import read_again
@@ -40,9 +40,15 @@ from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Publi
 class FakeModel(BareModel):
     """A model without its backbone, with its rule of attention."""
 
-    def __init__(self, model: Published, device: torch.device, on_gpu: bool = True) -> None:
-        """Set up as on a GPU, or with torch's operators alone."""
-        super().__init__(model, device, triton=on_gpu, compile=on_gpu)
+    def __init__(
+        self,
+        model: Published,
+        device: torch.device,
+        on_gpu: bool = True,
+        triton: bool | None = None,
+    ) -> None:
+        """Set up as on a GPU, or with torch's operators alone; perhaps compiled without Triton."""
+        super().__init__(model, device, triton=on_gpu if triton is None else triton, compile=on_gpu)
         if on_gpu:
             algorithm = model.served.choose().algorithm
             update = self.sampler.canvas_update
@@ -105,14 +111,11 @@ class FakeModel(BareModel):
         )
 
 
-def small(model: Published) -> FakeModel:
-    """A model of few ids on the CPU, whose canvases have the published length."""
+def smaller(model: Published) -> Published:
+    """A model of few ids, whose canvases have the published length."""
     vocabulary, kind = 320, model.kind
     mask = None if kind.mask_token is None else vocabulary - 1
-    few = replace(model, kind=replace(kind, vocabulary=vocabulary, mask_token=mask), hidden=64)
-    made = FakeModel(few, torch.device("cpu"))
-    made.weight.zero_()
-    return made
+    return replace(model, kind=replace(kind, vocabulary=vocabulary, mask_token=mask), hidden=64)
 
 
 # The modules of Triton kernels, and those that compile functions.
@@ -161,7 +164,9 @@ class Launches:
             if self.finds_out and name not in self.generated:
                 if how is OF_BATCHES:
                     any_size(args)
-                self.generated[name] = len(generated_kernels(function, *args, **how))
+                self.generated[name] = len(
+                    generated_kernels(generated_code(function, *args, **how))
+                )
             cost = FakeDevice.cost
             before = cost and cost.kernels.copy()
             result = function(*args)
@@ -194,7 +199,8 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
 def generated(name: str) -> dict[str, int]:
     """The kernels of each function that is compiled for a model of `MODELS`."""
     with Launches() as found, torch.inference_mode():
-        model = small(MODELS[name])
+        model = FakeModel(smaller(MODELS[name]), torch.device("cpu"))
+        model.weight.zero_()
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)
