@@ -164,8 +164,10 @@ class Batch:
 def check(batch: Batch) -> float:
     """The share of a drawn path's tokens that differ from those of the form for CPUs.
 
+    Two devices round the logarithms of the noise differently, which may decide between two tokens.
+
     Raises:
-        SystemExit: a best path differs, or more than a hundredth of a drawn one.
+        SystemExit: a best path differs, or more than a hundredth of the drawn ones and one token.
     """
     paths = []
     for one in (batch, batch.on(torch.device("cpu"))):
@@ -173,10 +175,10 @@ def check(batch: Batch) -> float:
         read()
         follow()
         paths.append(step.path)
-    different = float((paths[0].token.cpu() != paths[1].token).float().mean())
-    if different > (0.01 if batch.shape.draws else 0):
-        sys.exit(f"A kernel is wrong: {batch.shape.name}: {different:.1%} of the tokens")
-    return different
+    differs = paths[0].token.cpu() != paths[1].token
+    if differs.sum() > (max(1, differs.numel() // 100) if batch.shape.draws else 0):
+        sys.exit(f"A kernel is wrong: {batch.shape.name}: {differs.sum()} tokens")
+    return float(differs.float().mean())
 
 
 def on_cpu(run: Callable[[], Any], repeats: int) -> float:
