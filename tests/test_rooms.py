@@ -103,10 +103,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Distribution beside the plugin -> what it may import beside the standard library and itself.
 BESIDE: dict[str, set[str]] = {
     "packages/canvas-grammar/canvas_grammar": {
-        "torch", "triton", "numba", "llvmlite", "numpy", "outlines_core", "lark",
+        "torch", "triton", "numba", "numpy", "outlines_core", "lark",
         "jsonschema_specifications", "referencing",
     },
-    "packages/vllm-cpu-v2/vllm_cpu_v2": {"torch", "numpy", "vllm", "compressed_tensors"},
+    "packages/vllm-cpu-v2/vllm_cpu_v2": {
+        "torch", "numba", "llvmlite", "numpy", "vllm", "compressed_tensors",
+    },
 }  # fmt: skip
 # Loaded when a request or a setting asks for it, so importing other modules must not import it.
 OPTIONAL = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from numba.core.errors import TypingError
 from vllm_cpu_v2 import kernels
 from vllm_cpu_v2.launch import STAND_INS, KernelMismatchError, KernelStandIn
 
@@ -65,15 +66,20 @@ def test_report_is_complete_and_poisoned(report: dict[str, Any]) -> None:
 # ------------------------------------------------------------ beyond the kernels
 
 
+def call(function: Any, grid: tuple[int, ...], *args: Any) -> None:
+    """Call a compiled function as `KernelStandIn` does, with arrays in place of tensors."""
+    function(grid, *(arg.numpy() if isinstance(arg, torch.Tensor) else arg for arg in args))
+
+
 def test_rolled_back_canvas_near_the_end_copies_what_exists() -> None:
     """A canvas that reaches past max_model_len takes the row's rest and leaves the others."""
-    ids = torch.full((10,), -7, dtype=torch.int32)
+    prepare, ids = kernels.prepare_prefill_inputs, torch.full((10,), -7, dtype=torch.int32)
     tokens = torch.arange(20, dtype=torch.int32).reshape(2, 10)  # two slots, max_model_len 10
     starts, limits, computed = torch.tensor([0, 8]), torch.tensor([9, 10]), torch.tensor([6, 9])
-    kernels.prepare_prefill_inputs((1,), ids, torch.tensor([0]), starts, tokens, limits, computed)
+    call(prepare, (1,), ids, torch.tensor([0]), starts, tokens, limits, computed)
     assert ids.tolist() == [6, 7, 8, 9] + [-7] * 6
     # and from the last slot, where nothing at all lies behind the row
-    kernels.prepare_prefill_inputs((1,), ids, torch.tensor([1]), starts, tokens, limits, computed)
+    call(prepare, (1,), ids, torch.tensor([1]), starts, tokens, limits, computed)
     assert ids.tolist()[:2] == [19, 7]
 
 
@@ -82,8 +88,9 @@ def test_commit_past_the_end_spares_the_neighbour() -> None:
     tokens = torch.zeros(2, 6, dtype=torch.int32)
     total, computed = torch.tensor([4, 0]), torch.tensor([4, 0])
     last = torch.zeros(2, 1, dtype=torch.int64)
-    kernels.post_update(
-        (1,), torch.tensor([0]), computed, last, None, torch.tensor([[1, 2, 3, 4]]),
+    call(
+        kernels.post_update, (1,),
+        torch.tensor([0]), computed, last, None, torch.tensor([[1, 2, 3, 4]]),
         torch.tensor([4]), torch.tensor([0]), torch.tensor([0, 4]), tokens, total,
     )  # fmt: skip
     assert tokens.tolist() == [[0, 0, 0, 0, 1, 2], [0] * 6]
@@ -98,10 +105,11 @@ def test_pages_that_no_query_sees_are_the_null_page() -> None:
     def addresses(*tables: torch.Tensor) -> torch.Tensor:
         return torch.tensor([table.data_ptr() for table in tables], dtype=torch.uint64)
 
-    kernels.gather_block_tables(
-        (2, 3), torch.tensor([1, 0]), addresses(source, source), addresses(read, out),
+    call(
+        kernels.gather_block_tables, (2, 3),
+        torch.tensor([1, 0]), addresses(source, source), addresses(read, out),
         torch.tensor([6, 6]), torch.full((2, 2), 6), 2, torch.tensor([7, 21]),
-        torch.tensor([0, 8]), torch.tensor([4, 4]), MASK_SLIDING_WINDOW=True,
+        torch.tensor([0, 8]), torch.tensor([4, 4]), True,
     )  # fmt: skip
     whole = [list(range(7, 13)), list(range(1, 7)), [0] * 6]
     assert read.tolist() == whole
@@ -113,8 +121,9 @@ def test_drafts_of_a_later_stage_are_kept() -> None:
     """As vLLM 0.33 passes them: row by row, and none of a skipped row."""
     zeros, drafts = torch.zeros(2, dtype=torch.int64), torch.tensor([[1, 2], [3, 4]])
     kept = torch.full((2, 2), -7)
-    kernels.post_update(
-        (2,), torch.tensor([1, -1]), zeros, zeros, None, drafts, zeros, zeros, None,
+    call(
+        kernels.post_update, (2,),
+        torch.tensor([1, -1]), zeros, zeros, None, drafts, zeros, zeros, None,
         torch.zeros(2, 6, dtype=torch.int32), zeros, drafts, kept,
     )  # fmt: skip
     assert kept.tolist() == [[-7, -7], [1, 2]]
@@ -123,14 +132,20 @@ def test_drafts_of_a_later_stage_are_kept() -> None:
 def test_what_no_diffusion_model_needs_is_not_computed_otherwise() -> None:
     """Context parallelism, bonus tokens and penalties."""
     one, table = torch.tensor([0]), torch.zeros(1, 4, dtype=torch.int32)
+    addresses = torch.tensor([table.data_ptr()], dtype=torch.uint64)
+    starts, places = torch.tensor([0, 4]), torch.arange(4)
     with pytest.raises(AssertionError):
-        kernels.compute_slot_mappings(
-            (1, 2), 4, one, torch.tensor([0, 4]), torch.arange(4), one, one, one, one, table, 2, -1
-        )
+        call(
+            kernels.compute_slot_mappings, (1, 2), 4,
+            one, starts, places, addresses, one, one, one, table, 2, -1,
+        )  # fmt: skip
     with pytest.raises(AssertionError):
-        kernels.combine_sampled_and_draft_tokens((1,), *[one] * 8, NUM_NEW_SAMPLED_TOKENS=1)
+        call(
+            kernels.combine_sampled_and_draft_tokens, (1,),
+            places, one, starts, one, one, table, starts, places, 1,
+        )  # fmt: skip
     with pytest.raises(AssertionError):
-        kernels.post_update((1,), *[one] * 10)
+        call(kernels.post_update, (1,), *[one] * 4, table, *[one] * 2, starts, table, one)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -179,5 +194,9 @@ def test_changed_signatures_are_refused_by_name() -> None:
 def test_writes_to_scattered_memory_are_refused() -> None:
     """A silent copy would lose the last token."""
     one = torch.tensor([0])
-    with pytest.raises(RuntimeError, match="view"):
-        kernels.post_update((1,), one, one, torch.zeros(4, 4)[:, :3], None, *[one] * 6)
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    with pytest.raises(TypingError, match="contiguous"):
+        call(
+            kernels.post_update, (1,),
+            one, one, torch.zeros(4, 4)[:, :3], None, table, one, one, None, table, one,
+        )  # fmt: skip

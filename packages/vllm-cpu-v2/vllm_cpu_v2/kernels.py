@@ -1,27 +1,31 @@
-"""numpy stand-ins for the Triton kernels with which Model Runner V2 maintains its batch.
+"""CPU stand-ins for the Triton kernels with which Model Runner V2 maintains its batch.
 
 Each function takes the launch grid and then the arguments of the Triton kernel, under the kernel's
-own names; `launch.KernelStandIn` binds them. Arguments called `*_ptr` are the tensors that vLLM
-passes at the launch, so `x.numpy()` is a view of the memory that the kernel would have written. The
-block tables of several KV cache groups come as raw addresses (`data_ptr()` in a uint64 tensor) with
-a row stride for each, so they are copied by address.
+own names; `launch.KernelStandIn` binds them. Tensors come as numpy arrays that share the memory
+which the kernel would have written. The block tables of several KV cache groups come as raw
+addresses (`data_ptr()` in a uint64 tensor) with a row stride for each.
 
-The functions do what diffusion models need, and assert that they are not asked for more. A batch
-has a few dozen requests at most, so most of them are a short loop over slices. At that size a slice
-costs a third of a microsecond, and a torch operator ten times as much.
+Most functions are loops that numba compiles (`compiled_loops`). After a forward pass nothing of a
+step is in the processor's caches: a compiled loop is one short piece of code, while each operator
+of numpy or torch is code of its own, which has to be fetched.
+
+The functions do what diffusion models need, and assert that they are not asked for more.
 
 Notation in the shape comments: R = requests in the batch, S = slots (`max_num_reqs`),
 T = tokens in the batch, G = KV cache groups, L = length of a canvas, N = rows of logits,
 V = vocabulary, K = token ids per row.
 """
 
-# Arguments keep the kernels' names, including capitals.
+# Arguments keep the kernels' names, including capitals. numba's decorator has no types.
 # ruff: noqa: N803
+# mypy: disallow-untyped-decorators=False
 
 import ctypes
 
-import numpy as np
+from numpy import ndarray
 from torch import Tensor
+
+from vllm_cpu_v2.compiled_loops import compiled, table_row
 
 Grid = tuple[int, ...]
 
@@ -56,17 +60,18 @@ def apply_write(
         begin = end
 
 
+@compiled
 def gather_block_tables(
     grid: Grid,  # (G, R after padding)
-    batch_idx_to_req_idx: Tensor,  # [R]
-    src_block_table_ptrs: Tensor,  # uint64 [G], each the address of int32 [S, stride]
-    dst_block_table_ptrs: Tensor,  # uint64 [G], each the address of int32 [S, stride]
-    block_table_strides: Tensor,  # [G]
-    num_blocks_ptr: Tensor,  # [G, S]
+    batch_idx_to_req_idx: ndarray,  # [R]
+    src_block_table_ptrs: ndarray,  # uint64 [G], each the address of int32 [S, stride]
+    dst_block_table_ptrs: ndarray,  # uint64 [G], each the address of int32 [S, stride]
+    block_table_strides: ndarray,  # [G]
+    num_blocks_ptr: ndarray,  # [G, S]
     num_reqs: int,
-    num_computed_tokens_ptr: Tensor | None = None,  # [S]; this and the rest since vLLM 0.33
-    sliding_window_reach_ptr: Tensor | None = None,  # [G], tokens; 0 without a window
-    block_sizes_ptr: Tensor | None = None,  # [G]
+    num_computed_tokens_ptr: ndarray | None = None,  # [S]; this and the rest since vLLM 0.33
+    sliding_window_reach_ptr: ndarray | None = None,  # [G], tokens; 0 without a window
+    block_sizes_ptr: ndarray | None = None,  # [G]
     MASK_SLIDING_WINDOW: bool = False,
 ) -> None:
     """Put the batch's block-table rows in batch order and zero the padding rows.
@@ -75,79 +80,67 @@ def gather_block_tables(
     With `MASK_SLIDING_WINDOW`, pages that end before the first token that the step's first query
     can see are replaced by the null page, 0.
     """
-    slots = batch_idx_to_req_idx.tolist()
-    tables = zip(
-        src_block_table_ptrs.tolist(),
-        dst_block_table_ptrs.tolist(),
-        block_table_strides.tolist(),
-        num_blocks_ptr.numpy(),
-        strict=True,
-    )
-    for source, target, stride, num_blocks in tables:
-        row_bytes = 4 * stride
-        for row, slot in enumerate(slots):
-            start = source + slot * row_bytes
-            ctypes.memmove(target + row * row_bytes, start, 4 * int(num_blocks[slot]))
-        if grid[1] > num_reqs:
-            ctypes.memset(target + num_reqs * row_bytes, 0, (grid[1] - num_reqs) * row_bytes)
-    if MASK_SLIDING_WINDOW:
-        assert num_computed_tokens_ptr is not None and block_sizes_ptr is not None
-        assert sliding_window_reach_ptr is not None
-        reach = sliding_window_reach_ptr.numpy()[:, None]
-        before = np.maximum(num_computed_tokens_ptr.numpy()[slots] - reach, 0) * (reach > 0)
-        unseen = before // block_sizes_ptr.numpy()[:, None]  # [G, R]
-        strides = block_table_strides.tolist()
-        for target, stride, counts in zip(
-            dst_block_table_ptrs.tolist(), strides, unseen.tolist(), strict=True
-        ):
-            for row, count in enumerate(counts):
-                ctypes.memset(target + 4 * row * stride, 0, 4 * count)
+    for group in range(grid[0]):
+        stride = block_table_strides[group]
+        for row in range(grid[1]):
+            target = table_row(dst_block_table_ptrs[group], stride, row)
+            if row >= num_reqs:
+                for page in range(stride):
+                    target[page] = 0
+                continue
+            slot, unseen = batch_idx_to_req_idx[row], 0
+            if (
+                num_computed_tokens_ptr is not None
+                and sliding_window_reach_ptr is not None
+                and block_sizes_ptr is not None
+                and MASK_SLIDING_WINDOW
+            ):
+                reach = sliding_window_reach_ptr[group]
+                if reach > 0:
+                    unseen = (num_computed_tokens_ptr[slot] - reach) // block_sizes_ptr[group]
+            source = table_row(src_block_table_ptrs[group], stride, slot)
+            for page in range(num_blocks_ptr[group, slot]):
+                target[page] = source[page] if page >= unseen else 0
 
 
+@compiled
 def compute_slot_mappings(
     grid: Grid,  # (G, R + 1): the last program of a group pads
     max_num_tokens: int,
-    idx_mapping: Tensor,  # [R]
-    query_start_loc: Tensor,  # [R + 1]
-    pos: Tensor,  # [T], consecutive within a request
-    block_table_ptrs: Tensor,  # uint64 [G], each the address of int32 [S, stride]
-    block_table_strides: Tensor,  # [G]
-    block_sizes: Tensor,  # [G]
-    slot_mapping_enabled: Tensor,  # bool [G]
-    slot_mappings_ptr: Tensor,  # [G, max_num_tokens]
+    idx_mapping: ndarray,  # [R]
+    query_start_loc: ndarray,  # [R + 1]
+    pos: ndarray,  # [T], consecutive within a request
+    block_table_ptrs: ndarray,  # uint64 [G], each the address of int32 [S, stride]
+    block_table_strides: ndarray,  # [G]
+    block_sizes: ndarray,  # [G]
+    slot_mapping_enabled: ndarray,  # bool [G]
+    slot_mappings_ptr: ndarray,  # [G, max_num_tokens]
     CP_SIZE: int,
     PAD_ID: int,
 ) -> None:
     """Write every token's slot in the KV cache, and `PAD_ID` where there is no token."""
-    assert CP_SIZE == 1 and all(slot_mapping_enabled.tolist())
-    starts, positions, out = query_start_loc.tolist(), pos.numpy(), slot_mappings_ptr.numpy()
-    tables = zip(
-        block_table_ptrs.tolist(), block_table_strides.tolist(), block_sizes.tolist(), strict=True
-    )
-    for group, (address, stride, size) in enumerate(tables):
-        slot_ids = out[group]
-        for i, slot in enumerate(idx_mapping.tolist()):
-            token, end = starts[i], starts[i + 1]
-            if token == end:
-                continue
-            block, offset = divmod(int(positions[token]), size)
-            entry = address + 4 * (slot * stride + block)
-            while token < end:  # a request's tokens are consecutive, a run of them in each block
-                run = min(size - offset, end - token)
-                first = ctypes.c_int32.from_address(entry).value * size + offset
-                slot_ids[token : token + run] = np.arange(first, first + run)
-                token, entry, offset = token + run, entry + 4, 0
-        slot_ids[starts[grid[1] - 1] : max_num_tokens] = PAD_ID
+    assert CP_SIZE == 1
+    for group in range(grid[0]):
+        assert slot_mapping_enabled[group]
+        slot_ids, size = slot_mappings_ptr[group], block_sizes[group]
+        for row in range(grid[1] - 1):
+            blocks = table_row(
+                block_table_ptrs[group], block_table_strides[group], idx_mapping[row]
+            )
+            for token in range(query_start_loc[row], query_start_loc[row + 1]):
+                slot_ids[token] = blocks[pos[token] // size] * size + pos[token] % size
+        slot_ids[query_start_loc[grid[1] - 1] : max_num_tokens] = PAD_ID
 
 
+@compiled
 def prepare_prefill_inputs(
     grid: Grid,  # (R,)
-    input_ids_ptr: Tensor,  # [>= T]
-    idx_mapping_ptr: Tensor,  # [R]
-    query_start_loc_ptr: Tensor,  # [R + 1]
-    all_token_ids_ptr: Tensor,  # [S, max_model_len]
-    prefill_lens_ptr: Tensor,  # [S]
-    num_computed_tokens_ptr: Tensor,  # [S]
+    input_ids_ptr: ndarray,  # [>= T]
+    idx_mapping_ptr: ndarray,  # [R]
+    query_start_loc_ptr: ndarray,  # [R + 1]
+    all_token_ids_ptr: ndarray,  # [S, max_model_len]
+    prefill_lens_ptr: ndarray,  # [S]
+    num_computed_tokens_ptr: ndarray,  # [S]
 ) -> None:
     """Copy the prompt tokens of this step.
 
@@ -157,76 +150,77 @@ def prepare_prefill_inputs(
     the end of the slot's row. The kernel then reads the next slot's tokens, which the draft tokens
     overwrite later; this function copies only the tokens that the row has.
     """
-    slots = idx_mapping_ptr.numpy()
-    computed = num_computed_tokens_ptr.numpy()[slots]
-    starts, tokens = query_start_loc_ptr.numpy(), all_token_ids_ptr.numpy()
-    input_ids = input_ids_ptr.numpy()
-    for i in np.flatnonzero(computed < prefill_lens_ptr.numpy()[slots]).tolist():
-        start, end = starts[i], starts[i + 1]
-        run = tokens[slots[i], computed[i] : computed[i] + end - start]
-        input_ids[start : start + len(run)] = run
+    for row in range(grid[0]):
+        slot, start = idx_mapping_ptr[row], query_start_loc_ptr[row]
+        computed = num_computed_tokens_ptr[slot]
+        if computed < prefill_lens_ptr[slot]:
+            tokens = all_token_ids_ptr[slot, computed:]
+            for token in range(min(query_start_loc_ptr[row + 1] - start, len(tokens))):
+                input_ids_ptr[start + token] = tokens[token]
 
 
+@compiled
 def prepare_pos_seq_lens(
     grid: Grid,  # (R + 1,): the last program pads
-    pos_ptr: Tensor,  # [>= T]
-    seq_lens_ptr: Tensor,  # [S]
-    idx_mapping_ptr: Tensor,  # [R]
-    query_start_loc_ptr: Tensor,  # [R + 1]
-    num_computed_tokens_ptr: Tensor,  # [S]
+    pos_ptr: ndarray,  # [>= T]
+    seq_lens_ptr: ndarray,  # [S]
+    idx_mapping_ptr: ndarray,  # [R]
+    query_start_loc_ptr: ndarray,  # [R + 1]
+    num_computed_tokens_ptr: ndarray,  # [S]
     max_num_reqs: int,
 ) -> None:
     """Write positions of the batch's tokens, sequence lengths, and 0 for unused rows."""
-    starts, positions = query_start_loc_ptr.tolist(), pos_ptr.numpy()
-    seq_lens, computed = seq_lens_ptr.numpy(), num_computed_tokens_ptr.numpy()
-    for i, slot in enumerate(idx_mapping_ptr.tolist()):
-        start, end, first = starts[i], starts[i + 1], int(computed[slot])
-        seq_lens[i] = first + end - start
-        positions[start:end] = np.arange(first, first + end - start)
-    seq_lens[grid[0] - 1 : max_num_reqs] = 0
+    requests = grid[0] - 1
+    for row in range(requests):
+        start, end = query_start_loc_ptr[row], query_start_loc_ptr[row + 1]
+        computed = num_computed_tokens_ptr[idx_mapping_ptr[row]]
+        seq_lens_ptr[row] = computed + end - start
+        for token in range(start, end):
+            pos_ptr[token] = computed + token - start
+    seq_lens_ptr[requests:max_num_reqs] = 0
 
 
+@compiled
 def combine_sampled_and_draft_tokens(
     grid: Grid,  # (R,)
-    input_ids_ptr: Tensor,  # [>= T]
-    idx_mapping_ptr: Tensor,  # [R]
-    query_start_loc_ptr: Tensor,  # [R + 1]
-    seq_lens_ptr: Tensor,  # [R]
-    prefill_len_ptr: Tensor,  # [S]
-    draft_tokens_ptr: Tensor,  # [S, L]
-    cu_num_logits_ptr: Tensor,  # [R + 1]
-    logits_indices_ptr: Tensor,  # [N]
+    input_ids_ptr: ndarray,  # [>= T]
+    idx_mapping_ptr: ndarray,  # [R]
+    query_start_loc_ptr: ndarray,  # [R + 1]
+    seq_lens_ptr: ndarray,  # [R]
+    prefill_len_ptr: ndarray,  # [S]
+    draft_tokens_ptr: ndarray,  # [S, L]
+    cu_num_logits_ptr: ndarray,  # [R + 1]
+    logits_indices_ptr: ndarray,  # [N]
     NUM_NEW_SAMPLED_TOKENS: int,
 ) -> None:
     """Write which rows get logits, and the input ids of the canvases, which are draft tokens."""
     assert NUM_NEW_SAMPLED_TOKENS == 0  # no token comes before the drafts
-    slots, limits = idx_mapping_ptr.tolist(), prefill_len_ptr.numpy()
-    seq_lens, ends = seq_lens_ptr.tolist(), query_start_loc_ptr.tolist()[1:]
-    cu = cu_num_logits_ptr.tolist()
-    input_ids, indices = input_ids_ptr.numpy(), logits_indices_ptr.numpy()
-    drafts = draft_tokens_ptr.numpy()
-    for i, slot in enumerate(slots):
-        length = cu[i + 1] - cu[i]
-        start, end = ends[i] - length, ends[i]
-        indices[cu[i] : cu[i + 1]] = np.arange(start, end)
-        if seq_lens[i] > limits[slot]:  # otherwise all of them are in the prompt
-            input_ids[start:end] = drafts[slot, :length]
+    for row in range(grid[0]):
+        slot, first = idx_mapping_ptr[row], cu_num_logits_ptr[row]
+        length = cu_num_logits_ptr[row + 1] - first
+        start = query_start_loc_ptr[row + 1] - length
+        is_canvas = seq_lens_ptr[row] > prefill_len_ptr[slot]  # otherwise it is in the prompt
+        for place in range(length):
+            logits_indices_ptr[first + place] = start + place
+            if is_canvas:
+                input_ids_ptr[start + place] = draft_tokens_ptr[slot, place]
 
 
+@compiled
 def post_update(
     grid: Grid,  # (R,)
-    idx_mapping_ptr: Tensor,  # [R]; rows with a negative entry are skipped
-    num_computed_tokens_ptr: Tensor,  # [S]
-    last_sampled_tokens_ptr: Tensor,  # [S, 1] or [S]
-    output_bin_counts_ptr: Tensor | None,  # for penalties
-    sampled_tokens_ptr: Tensor,  # [R, L]
-    num_sampled_ptr: Tensor,  # [R]
-    num_rejected_ptr: Tensor,  # [R]
-    query_start_loc_ptr: Tensor | None,  # [R + 1]
-    all_token_ids_ptr: Tensor,  # [S, max_model_len]
-    total_len_ptr: Tensor,  # [S]
-    draft_tokens_ptr: Tensor | None = None,  # [R, drafts]; this and the next since vLLM 0.33
-    draft_tokens_out_ptr: Tensor | None = None,  # [S, drafts]
+    idx_mapping_ptr: ndarray,  # [R]; rows with a negative entry are skipped
+    num_computed_tokens_ptr: ndarray,  # [S]
+    last_sampled_tokens_ptr: ndarray,  # [S, 1] or [S]
+    output_bin_counts_ptr: ndarray | None,  # for penalties
+    sampled_tokens_ptr: ndarray,  # [R, L]
+    num_sampled_ptr: ndarray,  # [R]
+    num_rejected_ptr: ndarray,  # [R]
+    query_start_loc_ptr: ndarray | None,  # [R + 1]
+    all_token_ids_ptr: ndarray,  # [S, max_model_len]
+    total_len_ptr: ndarray,  # [S]
+    draft_tokens_ptr: ndarray | None = None,  # [R, drafts]; this and the next since vLLM 0.33
+    draft_tokens_out_ptr: ndarray | None = None,  # [S, drafts]
 ) -> None:
     """Append the sampled tokens to each request and advance its computed length.
 
@@ -234,52 +228,52 @@ def post_update(
     function drops the surplus tokens, but counts lengths as the kernel does.
     """
     assert output_bin_counts_ptr is None
-    rejected, starts = num_rejected_ptr.tolist(), None
-    if query_start_loc_ptr is not None:
-        starts = query_start_loc_ptr.tolist()
-    computed, total = num_computed_tokens_ptr.numpy(), total_len_ptr.numpy()
-    last, sampled = last_sampled_tokens_ptr.view(-1).numpy(), sampled_tokens_ptr.numpy()
-    tokens, num_sampled = all_token_ids_ptr.numpy(), num_sampled_ptr.tolist()
-    for i, slot in enumerate(idx_mapping_ptr.tolist()):
+    last_sampled = last_sampled_tokens_ptr.reshape(-1)
+    for row in range(grid[0]):
+        slot = idx_mapping_ptr[row]
         if slot < 0:
             continue
         if draft_tokens_ptr is not None and draft_tokens_out_ptr is not None:
-            draft_tokens_out_ptr[slot] = draft_tokens_ptr[i]
-        if num_sampled[i]:
-            run, begin = sampled[i, : num_sampled[i]], int(total[slot])
-            last[slot] = run[-1]
-            total[slot] += len(run)
-            room = tokens[slot, begin : begin + len(run)]
-            room[:] = run[: len(room)]
-        computed[slot] += (0 if starts is None else starts[i + 1] - starts[i]) - rejected[i]
+            draft_tokens_out_ptr[slot] = draft_tokens_ptr[row]
+        count, begin = num_sampled_ptr[row], total_len_ptr[slot]
+        if count > 0:
+            last_sampled[slot] = sampled_tokens_ptr[row, count - 1]
+            for place in range(min(count, all_token_ids_ptr.shape[1] - begin)):
+                all_token_ids_ptr[slot, begin + place] = sampled_tokens_ptr[row, place]
+            total_len_ptr[slot] = begin + count
+        if query_start_loc_ptr is not None:
+            read = query_start_loc_ptr[row + 1] - query_start_loc_ptr[row]
+            num_computed_tokens_ptr[slot] += read
+        num_computed_tokens_ptr[slot] -= num_rejected_ptr[row]
 
 
+@compiled
 def post_update_num_computed_tokens(
     grid: Grid,  # (R,)
-    idx_mapping_ptr: Tensor,  # [R]
-    num_computed_tokens_ptr: Tensor,  # [S]
-    query_start_loc_ptr: Tensor,  # [R + 1]
+    idx_mapping_ptr: ndarray,  # [R]
+    num_computed_tokens_ptr: ndarray,  # [S]
+    query_start_loc_ptr: ndarray,  # [R + 1]
 ) -> None:
     """Advance every request by its query length, in a pipeline stage that is not the last."""
-    lengths = np.diff(query_start_loc_ptr.numpy()[: grid[0] + 1])
-    num_computed_tokens_ptr.numpy()[idx_mapping_ptr.numpy()] += lengths
+    for row in range(grid[0]):
+        length = query_start_loc_ptr[row + 1] - query_start_loc_ptr[row]
+        num_computed_tokens_ptr[idx_mapping_ptr[row]] += length
 
 
+@compiled
 def expand_idx_mapping(
     grid: Grid,  # (R,)
-    idx_mapping_ptr: Tensor,  # [R]
-    expanded_idx_mapping_ptr: Tensor,  # [N]
-    expanded_local_pos_ptr: Tensor,  # [N]
-    cu_num_logits_ptr: Tensor,  # [R + 1]
+    idx_mapping_ptr: ndarray,  # [R]
+    expanded_idx_mapping_ptr: ndarray,  # [N]
+    expanded_local_pos_ptr: ndarray,  # [N]
+    cu_num_logits_ptr: ndarray,  # [R + 1]
 ) -> None:
     """Write for every row of logits its request's slot and its index within the request."""
-    slots, positions = expanded_idx_mapping_ptr.numpy(), expanded_local_pos_ptr.numpy()
-    start = 0
-    ends = cu_num_logits_ptr.tolist()[1:]
-    for slot, end in zip(idx_mapping_ptr.tolist(), ends, strict=True):
-        slots[start:end] = slot
-        positions[start:end] = np.arange(end - start)
-        start = end
+    for row in range(grid[0]):
+        start = cu_num_logits_ptr[row]
+        for place in range(cu_num_logits_ptr[row + 1] - start):
+            expanded_idx_mapping_ptr[start + place] = idx_mapping_ptr[row]
+            expanded_local_pos_ptr[start + place] = place
 
 
 def topk_log_softmax(

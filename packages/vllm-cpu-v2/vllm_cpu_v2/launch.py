@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from vllm_cpu_v2 import kernels
 
 # The stand-ins by module under `vllm.v1.worker.gpu`. The one for `_a_kernel` is called `a`.
@@ -55,21 +57,27 @@ class KernelStandIn:
             KernelMismatchError: it does not.
         """
         # A JIT wrapper keeps the Python function in `fn`; without Triton it is the function.
-        self.arg_names = tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
+        names = tuple(inspect.signature(getattr(kernel, "fn", kernel)).parameters)
         self.function = function
-        taken = dict(inspect.signature(function).parameters)
+        # A function that numba compiles keeps the Python function, and takes arrays.
+        self.takes_arrays = hasattr(function, "py_func")
+        taken = dict(inspect.signature(getattr(function, "py_func", function)).parameters)
         del taken["grid"]
-        self.taken = tuple(taken)
-        unknown = {name for name in self.arg_names if not name.endswith("_stride")}
+        unknown = {name for name in names if not name.endswith("_stride")}
         unknown -= taken.keys() | _NOT_NEEDED
         # An argument with a default is not in every version of the kernel.
         needed = {name for name, taker in taken.items() if taker.default is taker.empty}
-        missing = needed - {*self.arg_names}
+        missing = needed - {*names}
         if unknown or missing:
             raise KernelMismatchError(
                 f"the CPU stand-in {function.__name__} does not fit the kernel of this vLLM: "
                 f"unknown arguments {sorted(unknown)}, missing arguments {sorted(missing)}"
             )
+        # What the function takes: where the kernel has it, its name, and its default.
+        places = {name: place for place, name in enumerate(names)}
+        self.taken = tuple(
+            (places.get(name, len(names)), name, taker.default) for name, taker in taken.items()
+        )
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         """Return the launcher for one grid."""
@@ -80,8 +88,14 @@ class KernelStandIn:
 
         The rest are those of `_NOT_NEEDED`, and Triton's options of a launch, such as `num_warps`.
         """
-        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
-        self.function(grid, **{name: bound[name] for name in self.taken if name in bound})
+        given = len(args)
+        values = [
+            args[place] if place < given else kwargs.get(name, default)
+            for place, name, default in self.taken
+        ]
+        if self.takes_arrays:
+            values = [value.numpy() if isinstance(value, Tensor) else value for value in values]
+        self.function(grid, *values)
 
 
 def swap_kernels() -> None:

@@ -21,27 +21,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from llvmlite.binding import ffi
 from numba import njit
 
 from canvas_grammar.decoding import best_path
 from canvas_grammar.decoding.tables import Column
 from canvas_grammar.decoding.token_classes import CHUNK as _CHUNK
-
-
-def _without_special_names(getattribute: Any) -> Any:
-    def found(self: Any, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattribute(self, name)
-
-    return found
-
-
-# The library that numba compiles with claims to have any attribute, a `__dict__` among them, which
-# is none. vLLM looks through those of all modules when an engine starts on a CPU, and would fail.
-_library = type(ffi.lib)
-_library.__getattr__ = _without_special_names(_library.__getattr__)
 
 # Compiled code takes plain numbers as constants.
 CHUNK, FLOOR, LOG2_E, LEAST_SHARE = (
