@@ -73,12 +73,9 @@ def world(mode: str, gemma_path: Path) -> Iterator[World]:
     family = llada2() if name == "llada2" else gemma(gemma_path)
     if asked:
         family = replace(family, slow=asked)
-    engine: dict[str, Any] = {
-        "max_num_seqs": 3,
-        "max_num_batched_tokens": BUDGET[name],
-        "async_scheduling": asynchronous,
-    }
-    with family.start(**(engine | options)) as running:
+    engine: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": BUDGET[name]}
+    engine |= options | {"async_scheduling": asynchronous}
+    with family.start(**engine) as running:
         made = World.make(family, running, asynchronous)
         yield made if asked else hurried(made, family)
 
