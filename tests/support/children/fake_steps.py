@@ -129,12 +129,14 @@ class Launches:
     Attributes:
         counts: number of launches of each Triton kernel.
         generated: number of kernels of each compiled function, by its name.
+        codes: what PyTorch's compiler generates for it, if the numbers were to be found out.
     """
 
     def __init__(self, generated: Mapping[str, int] | None = None) -> None:
         """Count with these numbers, or find them out, which runs every compiled function."""
         self.counts: Counter[str] = Counter()
         self.finds_out = generated is None
+        self.codes: dict[str, str] = {}
         self.generated: dict[str, int] = dict(generated or {})
         self.stack = ExitStack()
 
@@ -164,9 +166,8 @@ class Launches:
             if self.finds_out and name not in self.generated:
                 if how is OF_BATCHES:
                     any_size(args)
-                self.generated[name] = len(
-                    generated_kernels(generated_code(function, *args, **how))
-                )
+                self.codes[name] = generated_code(function, *args, **how)
+                self.generated[name] = len(generated_kernels(self.codes[name]))
             cost = FakeDevice.cost
             before = cost and cost.kernels.copy()
             result = function(*args)
@@ -195,11 +196,15 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     return made.zero_() if device.type == "cpu" else made
 
 
-@cache
-def generated(name: str) -> dict[str, int]:
-    """The kernels of each function that is compiled for a model of `MODELS`."""
+def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
+    """What steps of a model of `MODELS` compile, found out with few ids on the CPU.
+
+    Args:
+        name: the model.
+        triton: with our Triton kernels, or compiled without them.
+    """
     with Launches() as found, torch.inference_mode():
-        model = FakeModel(smaller(MODELS[name]), torch.device("cpu"))
+        model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
         for temperature in (0.0, 0.7):
             for slot in range(2):
@@ -207,7 +212,13 @@ def generated(name: str) -> dict[str, int]:
             batch = model.batch(2)
             batch.idx_mapping = torch.arange(2)  # which is left empty for a fake step
             model.sampler(torch.zeros(batch.num_draft_tokens, model.hidden).bfloat16(), batch)
-    return found.generated
+    return found
+
+
+@cache
+def generated(name: str) -> dict[str, int]:
+    """The kernels of each function that is compiled for a model of `MODELS`."""
+    return steps_of_a_small_model(name).generated
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
