@@ -188,22 +188,24 @@ def start_up(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 def real_size(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     yield [
-        *("system", "requests", "ms a step", "floor ms", "times the floor"),
-        *("steps/s", "tokens/s", "to vLLM's class"),
+        *("system", "attention", "requests", "ms a step", "floor ms", "times the floor"),
+        *("GPU idle ms", "tokens/s", "to vLLM's class"),
     ]
     systems = results["systems"]
-    for name, by_requests in systems.items():
-        peer = systems.get(PEERS.get(name, ""), {})
-        for requests, figures in by_requests.items():
-            ms, least = figures["ms"], figures["floor_ms"]
-            steps, ratio = 1e3 / ms, peer.get(requests)
-            tokens = steps * int(requests) * results["tokens_per_forward"]
+    for name, found in systems.items():
+        peer = systems.get(PEERS.get(name, ""), {}).get("requests", {})
+        for requests, figures in found["requests"].items():
+            if "ms" not in figures:
+                continue
+            ms, least, idle = figures["ms"], figures["floor_ms"], figures.get("idle_ms")
+            tokens = figures["tokens_per_s"]
+            ratio = peer.get(requests, {}).get("ms")
             yield [
-                *(name, requests, f"{ms:.2f}"),
+                *(name, found["engine"]["attention"], requests, f"{ms:.2f}"),
                 *((f"{least:.2f}", f"{ms / least:.2f}") if least else ("-", "-")),
-                f"{steps:.1f}",
-                f"{tokens:.0f}" if name.startswith("LLaDA2") else "-",
-                f"{ratio['ms'] / ms:.2f}x" if ratio else "-",
+                "-" if idle is None else f"{idle:.2f}",
+                "-" if tokens is None else f"{tokens:.0f}",
+                f"{ratio / ms:.2f}x" if ratio else "-",
             ]
 
 

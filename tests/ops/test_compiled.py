@@ -53,6 +53,20 @@ def counters(canvases: int) -> Counters:
     )
 
 
+def test_each_compiles_code_of_its_own() -> None:
+    """Two engines of a process have the same function, for other dtypes and with other options."""
+
+    def scaled(rows: torch.Tensor, *, by: int = 2) -> torch.Tensor:
+        return rows * by + offset
+
+    offset = 3
+    first, second = CompiledOnce(scaled), CompiledOnce(scaled)
+    for rows in (4, 1, 7):
+        whole = torch.arange(2 * rows).view(rows, 2)
+        assert torch.equal(first(whole), scaled(whole))
+        assert torch.equal(second(whole.double(), by=5), scaled(whole.double(), by=5))
+
+
 def test_noise() -> None:
     noise, keys = compiled(step_noise), compiled(candidate_keys)
     ahead(lambda rows: (noise(counters(1), 300), keys(counters(1))))

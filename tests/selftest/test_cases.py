@@ -47,6 +47,15 @@ def test_every_case_has_a_route_and_a_name_of_its_own(device: Device) -> None:
     assert not any(f"{case.family}, {case.backend}" in lacking for case in found)
 
 
+@every_device
+def test_an_old_compiler_is_not_given_functions_without_triton_kernels(device: Device) -> None:
+    new, old = cases_of(device), cases_of(device, old_compiler=True)
+    left_out = [case for case in new if case not in old]
+    assert {case.kernels for case in left_out} == (set() if device is CPU else {"torch"})
+    assert "EAGER" not in {case.graphs for case in left_out}
+    assert ("kernels: torch, compiled" in dict(absent(device, True))) == (device is not CPU)
+
+
 def test_backends_of_each_device() -> None:
     triton = {"TRITON_ATTN", "CUSTOM"}
     for device in (SM80, SM90, SM100):

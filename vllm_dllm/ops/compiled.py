@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch._dynamo.decorators import mark_unbacked
-from torch._dynamo.eval_frame import _get_cache_entries_for_region
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch.fx.experimental import _config as symbolic_shapes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -53,7 +53,9 @@ def compiled(function: Function) -> Function:
     Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
     compiled as a whole raises an error rather than run without compilation.
     """
-    return torch.compile(function, fullgraph=True, recompile_limit=_KINDS, **OF_ROWS)
+    # PyTorch 2.13 has the limit as an option of `torch.compile`, too; 2.11 has not.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
+    return torch.compile(function, fullgraph=True, **OF_ROWS)
 
 
 class CompiledOnce(Generic[Arguments, Result]):
@@ -85,15 +87,24 @@ class CompiledOnce(Generic[Arguments, Result]):
         unguarded = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         how = {**OF_BATCHES, "options": OF_BATCHES["options"] | unguarded}
         any_size(args, kwargs)
-        # Engines of one process would find each other's graphs otherwise, and take them unchecked.
-        own: Any = torch.compile(self.function, fullgraph=True, isolate_recompiles=True, **how)
-        result = own(*args, **kwargs)
+        # PyTorch keeps what it makes with the code. Engines of one process would find each other's
+        # graphs there, and take them unchecked, so that each compiles a copy of its own.
+        own = with_code(self.function, self.function.__code__.replace())
+        result = torch.compile(own, fullgraph=True, **how)(*args, **kwargs)
         # What is left without guards is to call the code that was made, as vLLM does with that of
         # its models (`TorchCompileWithNoGuardsWrapper`).
-        (made,) = _get_cache_entries_for_region(self.function, own._isolate_recompiles_id)
-        scope = self.function.__globals__
-        self._compiled = FunctionType(made.code, scope, closure=self.function.__closure__)
+        (made,) = _debug_get_cache_entry_list(own)
+        self._compiled = with_code(own, made.code)
         return result
+
+
+def with_code(function: Function, code: CodeType) -> Function:
+    """Return a copy of a function that runs this code."""
+    copy: Any = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def any_size(*arguments: Any) -> None:

@@ -108,12 +108,14 @@ OF_SDAR: tuple[Row, ...] = (
 )
 
 
-def cases_of(device: Device, fp8_cache: bool = False) -> list[Case]:
+def cases_of(device: Device, fp8_cache: bool = False, old_compiler: bool = False) -> list[Case]:
     """The cases of a machine, a server's defaults first.
 
     Args:
         device: the device that attention runs on.
         fp8_cache: whether the device has float8 keys and values, whatever the backend.
+        old_compiler: whether this PyTorch's compiler multiplies indices by constants of 64 bits in
+            32, so that compiled functions without Triton kernels of ours do not start on a GPU.
     """
     asked = [Case(family) for family in FAMILIES]
     if fp8_cache:
@@ -123,8 +125,13 @@ def cases_of(device: Device, fp8_cache: bool = False) -> list[Case]:
     asked.append(Case("diffusion_gemma", graphs=GRAPHS, dtype="float32", window="reference"))
     for family in FAMILIES:
         asked += _on_each_backend(device, family)
-    fitted = (_fitted(device, case) for case in asked)
-    return list(dict.fromkeys(case for case in fitted if route_of(device, case) is not None))
+    fitted = dict.fromkeys(_fitted(device, case) for case in asked)
+    cannot = {case for case in fitted if old_compiler and _compiles_torch(device, case)}
+    return [one for one in fitted if one not in cannot and route_of(device, one) is not None]
+
+
+def _compiles_torch(device: Device, case: Case) -> bool:
+    return device.platform != "cpu" and case.kernels == "torch" and case.graphs != EAGER
 
 
 def _on_each_backend(device: Device, family: str) -> Iterator[Case]:
@@ -173,9 +180,12 @@ def route_of(device: Device, case: Case) -> Route | None:
     return route if as_asked and case.flash in (None, route.flash_version) else None
 
 
-def absent(device: Device) -> list[tuple[str, str]]:
-    """What cannot be tried on this machine, as pairs of a family with a backend, and the reason."""
+def absent(device: Device, old_compiler: bool = False) -> list[tuple[str, str]]:
+    """What cannot be tried on this machine and the reason: a family with a backend, or kernels."""
     found = []
+    if old_compiler and device.platform != "cpu":
+        reason = "this PyTorch's compiler computes indices in too few bits; use 2.13 or later"
+        found.append(("kernels: torch, compiled", reason))
     for family, attention in ATTENTION.items():
         for backend in ("FLASH_ATTN", "TRITON_ATTN", "CUSTOM", "CPU_ATTN"):
             why = obstacle(backend, device, attention, Options())

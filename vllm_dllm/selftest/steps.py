@@ -30,6 +30,7 @@ from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.warm_up import compile_sampler
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
 from vllm_dllm.ops.statistics.head import Head, logits_of
+from vllm_dllm.selftest.device_time import device_time
 from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -229,32 +230,47 @@ def bench() -> Iterator[dict[str, Any]]:
             asked = ASKED if published.kind.mask_token is not None else OF_NOISE
             for row, request in asked.items():
                 for count in REQUESTS:
-                    host, total = _timed(model, request, count)
                     yield {
                         "model": name, "step": row, "requests": count,
-                        "ms": round(total, 3), "host_ms": round(host, 3),
+                        **_timed(model, request, count),
                     }  # fmt: skip
 
 
-def _timed(model: BareModel, request: dict[str, Any], count: int) -> tuple[float, float]:
-    """Median milliseconds of a step: until the host has launched it, and until it is done."""
+def _timed(model: BareModel, request: dict[str, Any], count: int) -> dict[str, float]:
+    """Measure a step.
+
+    Returns:
+        `ms`, the median until it is done, and `host_ms`, until the host has launched it. On a GPU
+        also `kernels`, `busy_ms` in which one of them runs, and `idle_ms`, the rest of `ms`.
+    """
     hidden = torch.randn(
         (count * model.slots.length, model.hidden), dtype=torch.bfloat16, device=model.device
     )
     batch, times = model.batch(count), []
-    for number in range(WARM_STEPS + TIMED_STEPS):
-        # Each step is the first of its canvas, so all positions are free.
+
+    def admit(number: int) -> None:
+        """Make the next step the first of each canvas, with all positions free."""
         for slot in range(count):
             model.admit(slot, seed=number, **request)
         model.slots.phase[:count] = Phase.DENOISE
         _wait(model.device)
+
+    for number in range(WARM_STEPS + TIMED_STEPS):
+        admit(number)
         begin = time.perf_counter()
         model.sampler(hidden, batch)
         launched = time.perf_counter()
         _wait(model.device)
         times.append((launched - begin, time.perf_counter() - begin))
     host, total = np.median(times[WARM_STEPS:], axis=0) * 1e3
-    return float(host), float(total)
+    found = {"ms": round(float(total), 3), "host_ms": round(float(host), 3)}
+    admit(0)
+    on_device = device_time(lambda: model.sampler(hidden, batch), 1)
+    if on_device is not None:
+        found["kernels"] = on_device.kernels
+        found["busy_ms"] = round(on_device.busy_ms, 3)
+        found["idle_ms"] = round(float(total) - on_device.busy_ms, 3)
+    return found
 
 
 def _wait(device: torch.device) -> None:
