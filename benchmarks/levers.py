@@ -32,12 +32,6 @@ def request(**options: Any) -> dict[str, dict[str, Any]]:
     return {"request": {f"diffusion_{name}": value for name, value in options.items()}}
 
 
-def self_speculative(**options: Any) -> dict[str, dict[str, Any]]:
-    """S2D2 with a server of its own; without options, as published for SDAR."""
-    return {"server": {"algorithm": "SelfSpeculative"}, **request(**options)}
-
-
-# The settings of S2D2 are the best of those that were tried.
 LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tiny-llada2": {
         "default: LowConfidence 0.95": DEFAULT,
@@ -49,11 +43,6 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "threshold under load, 0.95 to 0.5 at 16": {
             "server": {"threshold_under_load": {"from": 0.95, "to": 0.5, "at_requests": 16}}
         },
-        "S2D2 as published": self_speculative(),
-        "S2D2, best": self_speculative(
-            threshold=0.5, entropy_weight=20.0, cost=0.0, cost_per_sure=1.0, least_score=2.0
-        ),
-        "SelfSpeculativeExact": {"server": {"algorithm": "SelfSpeculativeExact"}},
     },
     "tiny-llada2-blocks": {
         "default: LowConfidence 0.95": DEFAULT,
@@ -69,11 +58,6 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "FrechetProfile 0.7": request(algorithm="FrechetProfile", threshold=0.7),
         "4 blocks": {"server": {"blocks": 4}},
         "8 blocks": {"server": {"blocks": 8}},
-        "S2D2 as published": self_speculative(),
-        "S2D2, best": self_speculative(
-            threshold=0.5, entropy_weight=20.0, cost=0.0, cost_per_sure=1.0, least_score=1.0
-        ),
-        "SelfSpeculativeExact": {"server": {"algorithm": "SelfSpeculativeExact"}},
     },
     "tiny-diffusiongemma": {
         "default: EntropyBound 0.1": DEFAULT,
@@ -85,7 +69,7 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 
 
 def settings(model: str) -> list[Setting]:
-    """A model's levers as settings. All but DiffusionGemma's are greedy, as S2D2 has to be."""
+    """A model's levers as settings. All but DiffusionGemma's are greedy."""
     sampling = {} if model == TINY_GEMMA.name else {"temperature": 0.0}
     return [
         Setting(name, lever.get("server", {}), lever.get("request", {}), sampling)

@@ -96,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # A model without its backbone, to time what runs beside one.
     "vllm_dllm.selftest.steps": {
+        "vllm_dllm.selftest.device_time",
         "torch", "numpy", "vllm", "canvas_grammar", "vllm_dllm.engine", "vllm_dllm.ops",
         "vllm_dllm.settings", "vllm_dllm.families.diffusion_gemma.self_conditioning",
     },
@@ -114,7 +115,6 @@ BESIDE: dict[str, set[str]] = {
 OPTIONAL = {
     "vllm_dllm.decoding.names",
     "vllm_dllm.engine.constraints",
-    "vllm_dllm.engine.draft_passes",
     "vllm_dllm.engine.interrupted",
     "vllm_dllm.engine.kernel_choice",
     "vllm_dllm.engine.load_threshold",

@@ -122,12 +122,6 @@ def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[obj
             Options("CUSTOM"),
             "CUSTOM: vLLM has no Triton here; choose CPU_ATTN",
         ),
-        (
-            "SM90",
-            replace(LLADA2, drafts=True),
-            Options(),
-            "dllm.algorithm: .*FLASH_ATTN: it does not read drafts.*verifies no drafts",
-        ),
         ("ROCm", LLADA2, Options("ROCM_ATTN"), "ROCM_ATTN: .*not been tried.*TRITON_ATTN"),
         (
             "ROCm",

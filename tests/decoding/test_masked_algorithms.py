@@ -14,8 +14,8 @@ from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics
 
-# Rules that move tokens or verify drafts have other properties and tests of their own.
-RULES = {rule.name: rule for rule in algorithms("mask") if not (rule.moves or rule.verifies_drafts)}
+# Rules that move tokens have other properties and tests of their own.
+RULES = {rule.name: rule for rule in algorithms("mask") if not rule.moves}
 # Few values, exact in binary, so that ties and probabilities equal to a threshold are common.
 PROBABILITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ENTROPIES = (0.0, 0.125, 0.25, 0.5)

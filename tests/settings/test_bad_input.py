@@ -43,12 +43,6 @@ MASKED = {
     "beta": ("Credit", Number(most=1)),
     "entropy_bound": ("EntropyBound", Number()),
     "sub_block_length": ("SubBlocks", Number(least=1, most=STEPS, whole=True)),
-    "least_span": ("SelfSpeculative", Number(least=1, most=STEPS, whole=True)),
-    "least_score": ("SelfSpeculative", Number(least=-STEPS)),
-    "cost": ("SelfSpeculative", Number()),
-    "cost_per_sure": ("SelfSpeculative", Number()),
-    "entropy_weight": ("SelfSpeculative", Number()),
-    "ratio_power": ("SelfSpeculative", Number()),
 }
 UNIFORM = {
     "entropy_bound": ("EntropyBound", Number(above=True)),
@@ -107,9 +101,7 @@ def refusal(call: Callable[[], object]) -> str | None:
 def served(corruption: Any, section: object) -> Served:
     """What the server's start-up makes of its settings."""
     parsed = parse_settings({"dllm": section}, corruption, OWN[corruption])
-    made = Served(
-        corruption, OWN[corruption], parsed, max_steps=parsed.max_steps, verifies_drafts=True
-    )
+    made = Served(corruption, OWN[corruption], parsed, max_steps=parsed.max_steps)
     made.choose()
     return made
 

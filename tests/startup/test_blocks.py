@@ -36,7 +36,6 @@ def test_a_canvas_holds_the_blocks(sdar: Path, asynchronous: bool) -> None:
     [
         (blocks(4, fused_commit="on"), "fused_commit=on: impossible, because all blocks of a"),
         (blocks(4, algorithm="Sequential"), "dllm.algorithm: Sequential cannot decode several"),
-        (blocks(4, algorithm="SelfSpeculative"), "dllm.algorithm=SelfSpeculative: impossible"),
         (blocks(4) | {"max_model_len": 12}, "dllm.blocks=4: the context of 12 tokens has no room"),
         (blocks(64) | {"max_num_batched_tokens": 128}, "max_num_batched_tokens=128 is below"),
         (blocks(0), "dllm.blocks must be at least 1"),

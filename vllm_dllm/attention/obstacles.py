@@ -67,7 +67,6 @@ def obstacle_of_layer(
             infer,
             "prompts and canvases of one batch are masked differently, which it cannot express",
         ),
-        (model.drafts, "it does not read drafts from left to right; the CPU's backend does"),
         (name not in KV_CACHE_DTYPES, "it has not been tried with block diffusion"),
         (name not in candidates, f"{device} has {' and '.join(candidates)} only"),
         (kv not in KV_CACHE_DTYPES.get(name, ()), f"it has no KV cache of {kv}"),
@@ -150,11 +149,6 @@ def refusal(
             f"dllm.window={model.window}",
             "use window=symmetric (the default, as vLLM does)",
             (replace(model, window="symmetric"), asked),
-        ),
-        (
-            "dllm.algorithm",
-            "choose an algorithm that verifies no drafts",
-            (replace(model, drafts=False), asked),
         ),
         (
             f"--block-size {asked.page_size}",

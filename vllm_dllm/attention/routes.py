@@ -81,7 +81,6 @@ class ModelAttention:
         layers: the different shapes of its attention layers.
         window: ``dllm.window``, how a canvas sees sliding-window layers.
         dtype: the dtype of queries, without ``torch.``.
-        drafts: whether passes may verify drafts (`Algorithm.verifies_drafts`).
     """
 
     block_causal: bool
@@ -89,7 +88,6 @@ class ModelAttention:
     layers: tuple[LayerShape, ...]
     window: str = "symmetric"
     dtype: str = "bfloat16"
-    drafts: bool = False
 
 
 @dataclass(frozen=True)

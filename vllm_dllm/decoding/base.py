@@ -79,7 +79,6 @@ class StepContext:
         likeliest: ``[slots, L, K]``, the tokens that `Algorithm.likeliest` asks for; K may be
             larger, because another algorithm of the batch has asked for more.
         edit_tokens: the model's ids for `Algorithm.moves`, or None.
-        draft: for an algorithm that `verifies_drafts`; None for others.
         forces: bool ``[slots]``, false where nothing is decided of which the algorithm is not sure;
             None where that is nowhere. Only for an algorithm that is `in_blocks`.
         blocks: for `decoding.blocks`; None where canvases have one block.
@@ -95,7 +94,6 @@ class StepContext:
     asked: torch.Tensor | None = None
     likeliest: RankedTokens | None = None
     edit_tokens: EditTokens | None = None
-    draft: DraftContext | None = None
     forces: torch.Tensor | None = None
     blocks: BlockLimits | None = None
 
@@ -114,24 +112,6 @@ class BlockLimits:
 
 
 @dataclass(frozen=True)
-class DraftContext:
-    """The inputs of a step for an algorithm that `verifies_drafts`.
-
-    Attributes:
-        verified: bool ``[slots]``, true where this pass verified: the statistics of position i are
-            those of a mask there that sees the positions before it alone, with the draft's tokens.
-        tokens: int64 ``[slots, L]``, the draft where `verified` is true.
-        chance: float32 ``[slots, L]``, a uniform random number in (0, 1) for each position.
-        vocabulary: the number of token ids.
-    """
-
-    verified: torch.Tensor
-    tokens: torch.Tensor
-    chance: torch.Tensor
-    vocabulary: int
-
-
-@dataclass(frozen=True)
 class Update:
     """What a step returns.
 
@@ -140,16 +120,11 @@ class Update:
         done: bool ``[slots]``, true where the algorithm has finished the canvas. If the canvas
             equals the one that was read, this forward pass was its commit.
         state: the tensors named in `Algorithm.state`, for the next step.
-        verify: bool ``[slots]``, canvases whose next pass verifies `draft`; it has no effect where
-            nothing is masked. Only from an algorithm that `verifies_drafts`, and then never None.
-        draft: int64 ``[slots, L]``, tokens for the masked positions of these canvases.
     """
 
     canvas: Canvas
     done: torch.Tensor
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    verify: torch.Tensor | None = None
-    draft: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -192,8 +167,6 @@ class Algorithm(ABC):
             rather than the one from `ops.statistics.sampled.with_drawn`.
         verifies: whether a causal commit decides how much of a canvas leaves. Its canvases begin
             with the last known token, see `engine.verifying_pass`, and `reads_decided` is true.
-        verifies_drafts: whether some of its passes verify a draft (`Update.verify`). A server has
-            to be started with such an algorithm, see `engine.draft_passes`.
         in_blocks: whether it can decide several blocks of a canvas in one pass, see
             `decoding.blocks`. It obeys `StepContext.forces`, as `reveal` does, neither edits nor
             verifies, and has only statistics, parameters, state and the step to go by.
@@ -215,7 +188,6 @@ class Algorithm(ABC):
     samples: bool = True
     own_confidence: bool = False
     verifies: bool = False
-    verifies_drafts: bool = False
     in_blocks: bool = False
     excludes: frozenset[Beside] = frozenset()
     likeliest: int = 0

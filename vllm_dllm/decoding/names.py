@@ -33,7 +33,7 @@ def algorithm_names(corruption: Corruption, of_every_model: bool = False) -> lis
     """
     known = algorithms(corruption)
     if of_every_model:
-        known = [a for a in known if not (a.verifies or a.verifies_drafts or a.moves)]
+        known = [a for a in known if not (a.verifies or a.moves)]
     return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
 
 

@@ -29,8 +29,6 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "LowConfidenceDynamic"): "quota:LowConfidenceDynamic",
     ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
-    ("mask", "SelfSpeculative"): "self_speculative:SelfSpeculative",
-    ("mask", "SelfSpeculativeExact"): "self_speculative:SelfSpeculativeExact",
     ("mask", "Sequential"): "quota:Sequential",
     ("mask", "SubBlocks"): "sub_blocks:SubBlocks",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",

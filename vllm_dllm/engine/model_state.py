@@ -69,11 +69,7 @@ class DiffusionModelState(ModelState):
         self.served: Served = vllm_config.model_config.dllm
         self.policy = policy
         self.slots = SlotState(self.max_num_reqs, kind, device)
-        if self.served.verifies_drafts:
-            from vllm_dllm.engine.draft_passes import DraftWindow
-
-            self.slots.window = DraftWindow(self.slots, self.max_model_len)
-        elif self.served.two_blocks:
+        if self.served.two_blocks:
             from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
             self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)

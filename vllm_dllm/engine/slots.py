@@ -46,7 +46,6 @@ class Phase(IntEnum):
     PREFILL = 0  # the pass computes chunks of the prompt; the canvas waits
     DENOISE = 1  # the pass changes the canvas and keeps nothing in the KV cache
     COMMIT = 2  # the pass runs over the final canvas; keys and values stay, and the tokens leave
-    VERIFY = 3  # the pass reads a draft from left to right, see `draft_passes`; it keeps nothing
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ HOST_FLAGS = (
     "needs_rows",
     "reports",
     "verifies",
-    "verifies_drafts",
 )
 
 
@@ -337,8 +335,7 @@ class SlotState:
         needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
             read whole rows of logits.
         reports: on the host, bool ``[slots]``, whether logprobs of the request's tokens are read.
-        verifies, verifies_drafts: on the host, bool ``[slots]``, the attributes of the request's
-            algorithm.
+        verifies: on the host, bool ``[slots]``, the attribute of the request's algorithm.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
@@ -372,7 +369,6 @@ class SlotState:
     needs_rows: np.ndarray
     reports: np.ndarray
     verifies: np.ndarray
-    verifies_drafts: np.ndarray
 
     def __init__(self, slots: int, kind: CanvasKind, device: torch.device) -> None:
         self.kind = kind
@@ -476,7 +472,6 @@ class SlotState:
         self.may_stream[slot] = streams
         self.records[slot] = records
         self.verifies[slot] = choice.algorithm.verifies
-        self.verifies_drafts[slot] = choice.algorithm.verifies_drafts
 
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
         """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""

@@ -31,7 +31,6 @@ from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.vllm_seams.channels import PassFlags
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.draft_passes import Drafts
     from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
 
 MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
@@ -132,7 +131,6 @@ class StepPlan(ReadRequest):
         compile: whether a compiled function updates the canvases.
         verifies: bool ``[n]``, canvases that leave as far as their commit confirms them; None if
             there is none.
-        drafts: the drafts that this pass may have verified; None if no algorithm has any.
     """
 
     state: SlotState
@@ -141,7 +139,6 @@ class StepPlan(ReadRequest):
     streams: bool
     compile: bool
     verifies: torch.Tensor | None = None
-    drafts: Drafts | None = None
 
     @cached_property
     def status(self) -> SlotStatus:
@@ -168,7 +165,6 @@ class StepOutcome:
             it; with fused commits they may still have to be written.
         flags: int64 ``[n]``, what is reported to the scheduler about the pass, `PassFlags`.
         out: int64 ``[n]``, length of the prefix that has been output after this step.
-        drafts: see `Drafts.following`; None if no algorithm has any.
     """
 
     canvas: Canvas
@@ -182,7 +178,6 @@ class StepOutcome:
     advances: torch.Tensor
     flags: torch.Tensor
     out: torch.Tensor
-    drafts: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def goes_on(self) -> torch.Tensor:
         """Canvases that are denoised further, bool ``[n]``."""
@@ -248,7 +243,6 @@ class CanvasUpdate:
             and batches[0].algorithm.name == self.compiled_algorithm
             and not batch.observers
             and not flags["verifies"]
-            and not flags["verifies_drafts"]
             and isinstance(width, int)
         )
         if "temperature" in batch.overrides:
@@ -278,10 +272,6 @@ class CanvasUpdate:
         )
         if flags["verifies"]:
             plan.verifies = _having(batches, "verifies")
-        if flags["verifies_drafts"]:
-            from vllm_dllm.engine.draft_passes import Drafts
-
-            plan.drafts, plan.status = Drafts.taken_from(state, plan.status)
         if "adjust" in batch.overrides:
             plan.adjust = _adjustments(batches, plan.status.canvas)
         if flags["constrained"]:
@@ -335,7 +325,7 @@ class CanvasUpdate:
             skips = skips | waits
         stays = skips if policy.sync else waits
 
-        canvas, done, state, drafts = _denoised(plan, now, readings, present)
+        canvas, done, state = _denoised(plan, now, readings, present)
         if paths is not None and self.slots.kind.mask_token is not None:
             canvas = paths.kept(canvas, skips)
         if stays is not None:
@@ -366,7 +356,6 @@ class CanvasUpdate:
             advances=advances,
             flags=self._flags(commits, leaves, None if stays is None else skips, advances),
             out=torch.where(leaves, torch.where(commits, now.ready, ready), streamed),
-            drafts=drafts,
         )
 
     def _flags(
@@ -416,22 +405,14 @@ class CanvasUpdate:
             if batch.algorithm.state:
                 batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
-        canvas, phase = (
-            outcome.canvas,
-            torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE)),
-        )
-        if outcome.drafts is not None:
-            from vllm_dllm.engine.draft_passes import put_drafts
-
-            canvas, phase = put_drafts(outcome, phase)
         return self.slots.advance(
             plan.slots,
             now,
-            canvas,
+            outcome.canvas,
             leaves,
             plan.width,
             fresh,
-            phase=phase,
+            phase=torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE)),
             remaining=now.remaining + now.tail - outcome.out,
             tail=outcome.out.masked_fill(leaves, 0),
             ready=outcome.ready.masked_fill(leaves, 0),
@@ -504,17 +485,12 @@ class CanvasUpdate:
 
 def _denoised(
     plan: StepPlan, now: SlotStatus, readings: Readings, present: torch.Tensor | None
-) -> tuple[
-    Canvas,
-    torch.Tensor,
-    list[Mapping[str, torch.Tensor]],
-    tuple[torch.Tensor, torch.Tensor] | None,
-]:
+) -> tuple[Canvas, torch.Tensor, list[Mapping[str, torch.Tensor]]]:
     """Run every algorithm on its canvases.
 
     Returns:
-        The canvases and whether they are done (bool ``[n]``), in batch order, what each algorithm
-        keeps for its next step, and `StepOutcome.drafts`.
+        The canvases and whether they are done (bool ``[n]``), in batch order, and what each
+        algorithm keeps for its next step.
     """
     statistics, updates = readings.statistics, []
     ranked, kind = readings.likeliest, plan.state.kind
@@ -531,20 +507,18 @@ def _denoised(
             asked=_rows(batch, readings.log_probabilities),
             likeliest=ranked if ranked is None or batch.index is None else ranked.take(batch.index),
             edit_tokens=kind.edit_tokens,
-            draft=None if plan.drafts is None else plan.drafts.context(batch),
             blocks=None
             if kind.blocks == 1
             else BlockLimits(_rows(batch, now.blocks), _rows(batch, now.max_steps)),
         )
         updates.append(batch.algorithm.step(_canvas(batch, now.canvas), context))
     state = [update.state for update in updates]
-    drafts = None if plan.drafts is None else plan.drafts.following(updates, plan.batches)
     if len(updates) == 1:
-        return updates[0].canvas, updates[0].done, state, drafts
+        return updates[0].canvas, updates[0].done, state
     tokens = _in_batch_order([update.canvas.tokens for update in updates], plan.batches)
     masked = _in_batch_order([update.canvas.masked for update in updates], plan.batches)
     done = _in_batch_order([update.done for update in updates], plan.batches)
-    return Canvas(tokens, masked, now.canvas.fixed), done, state, drafts
+    return Canvas(tokens, masked, now.canvas.fixed), done, state
 
 
 def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:

@@ -40,7 +40,7 @@ def compile_sampler(state: DiffusionModelState) -> None:
     with compiling_ahead():
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
     choice = state.served.choose()
-    if choice.is_ours and not (choice.algorithm.verifies or choice.algorithm.verifies_drafts):
+    if choice.is_ours and not choice.algorithm.verifies:
         compile_updates(state)
     if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
         from canvas_grammar.decoding.path_finder import warm_up

@@ -38,9 +38,6 @@ class Family(ABC):
             default of ``max_num_seqs`` is lower.
         verifies: its commit is causal, and row i of it predicts the token at position i + 1, so
             that an algorithm may verify a canvas with it.
-        verifies_drafts: an algorithm may have its drafts verified, see `engine.draft_passes`. Needs
-            masks, `aligned` and `commits_in_place`, and a model whose rows depend on each other by
-            attention alone.
         several_blocks: a canvas may hold several blocks, see `decoding.blocks`. Needs masks,
             `aligned`, and rows that depend on each other by attention alone.
         excludes: what requests to the model cannot ask for; they are refused by name.
@@ -55,7 +52,6 @@ class Family(ABC):
     shifted: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
-    verifies_drafts: ClassVar[bool] = False
     several_blocks: ClassVar[bool] = False
     excludes: ClassVar[frozenset[Beside]] = frozenset()
 

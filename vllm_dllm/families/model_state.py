@@ -44,10 +44,6 @@ class FamilyModelState(DiffusionModelState):
         )
         super().__init__(vllm_config, model, encoder_cache, device, family, kind, policy)
         self.family = family
-        if served.verifies_drafts:
-            from vllm_dllm.families.block_causal.draft_attention import read_drafts
-
-            read_drafts(model)
 
     def get_additional_cg_support(self) -> tuple[AttentionCGSupport, str | None]:
         """See vLLM's class, which lowers the mode of CUDA graphs accordingly."""

@@ -20,9 +20,7 @@ from vllm_dllm.settings.resolution import (
     FOLDER,
     OVERRIDE,
     SAMPLER,
-    SERVER,
     Served,
-    named_algorithm,
 )
 from vllm_dllm.settings.server import STEPS, DllmSettings
 from vllm_dllm.startup.checks import check_budget, check_kernels
@@ -64,10 +62,7 @@ def configure_engine(
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     stated, elsewhere = generation_settings(vllm_config, family)
     length, model = diffusion.canvas_length, vllm_config.model_config
-    drafts = verifies_drafts(family, settings)
-    commits = choose_commits(
-        vllm_config, settings, family.commits_in_place, length, family.shifted, drafts
-    )
+    commits = choose_commits(vllm_config, settings, family.commits_in_place, length, family.shifted)
     served = Served(
         corruption=family.corruption,
         own_algorithm=family.algorithm,
@@ -80,7 +75,6 @@ def configure_engine(
         elsewhere=elsewhere,
         excludes=family.excludes,
         verifies=family.verifies,
-        verifies_drafts=drafts is not None,
         edit_tokens=family.edit_tokens(vllm_config),
     )
     if settings.blocks > 1:
@@ -89,9 +83,7 @@ def configure_engine(
     check_kernels(served)
     check_budget(vllm_config, served.window_length)
     dtype = str(model.dtype).removeprefix("torch.")
-    attention = ModelAttention(
-        family.aligned, length, tuple(layers), settings.window, dtype, drafts is not None
-    )
+    attention = ModelAttention(family.aligned, length, tuple(layers), settings.window, dtype)
     apply_route(vllm_config, attention)
     diffusion.canvas_length = served.window_length
     if current_platform.support_static_graph_mode() and not model.enforce_eager:
@@ -116,24 +108,6 @@ def check_blocks(family: Family, served: Served, context: int) -> None:
             f"dllm.blocks={blocks}: the context of {context} tokens has no room for so many blocks "
             f"of {served.length}; lower it"
         )
-
-
-def verifies_drafts(family: Family, settings: DllmSettings) -> str | None:
-    """The server's algorithm, if that verifies drafts.
-
-    Raises:
-        SettingsError: it does, and no algorithm can with this model.
-    """
-    name = settings.algorithm or family.algorithm
-    algorithm, _ = named_algorithm(name, family.corruption, SERVER)
-    if not algorithm.verifies_drafts:
-        return None
-    if not family.verifies_drafts:
-        raise SettingsError(
-            f"dllm.algorithm: {algorithm.name} verifies its drafts, which {type(family).__name__} "
-            "cannot read; choose another algorithm"
-        )
-    return algorithm.name
 
 
 def generation_settings(

@@ -121,7 +121,6 @@ class Served:
             `TWO_BLOCKS`.
         excludes: what requests to the model cannot ask for, see `Family.excludes`.
         verifies: whether an algorithm may verify canvases, see `Family.verifies`.
-        verifies_drafts: whether the server has been set up for `Algorithm.verifies_drafts`.
         edit_tokens: see `Family.edit_tokens`.
     """
 
@@ -136,7 +135,6 @@ class Served:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     excludes: frozenset[Beside] = frozenset()
     verifies: bool = False
-    verifies_drafts: bool = False
     edit_tokens: EditTokens | None = None
 
     def __post_init__(self) -> None:
@@ -190,12 +188,6 @@ class Served:
             raise SettingsError(
                 f"{PREFIXES[chooser]}algorithm: {algorithm.name} verifies its drafts with a causal "
                 "pass, and this model has none; choose another algorithm"
-            )
-        if algorithm.verifies_drafts and not self.verifies_drafts:
-            raise SettingsError(
-                f"{PREFIXES[chooser]}algorithm: {algorithm.name} verifies its drafts, for which a "
-                f"server is set up when it starts; start it with dllm.algorithm={algorithm.name}, "
-                "or choose another algorithm"
             )
         if algorithm.moves and self.edit_tokens is None:
             raise SettingsError(

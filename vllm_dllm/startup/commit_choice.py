@@ -47,7 +47,6 @@ def choose_commits(
     in_place: bool,
     length: int,
     shifted: bool = False,
-    drafts: str | None = None,
 ) -> str:
     """Choose how blocks are committed, and log the reason.
 
@@ -57,22 +56,14 @@ def choose_commits(
         in_place: see `Family.commits_in_place`.
         length: L, tokens of a block.
         shifted: see `Family.shifted`.
-        drafts: the server's algorithm, if that verifies drafts; they need windows of two blocks.
 
     Returns:
         `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
 
     Raises:
-        SettingsError: ``dllm.fused_commit=on`` or `drafts` is impossible; the message has the
-            reason.
+        SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
     """
-    if drafts is None:
-        way, reason = _chosen(vllm_config, settings, in_place, length, shifted)
-    else:
-        obstacles = _obstacles_of_drafts(vllm_config, settings, in_place, length)
-        if obstacles:
-            raise SettingsError(f"dllm.algorithm={drafts}: impossible, because {obstacles[0]}")
-        way, reason = TWO_BLOCKS, f"so that {drafts} can verify drafts"
+    way, reason = _chosen(vllm_config, settings, in_place, length, shifted)
     logger.info("dllm: blocks are committed %s (%s)", WORDS[way], reason)
     return way
 
@@ -136,18 +127,6 @@ def _obstacles(
         "the context holds one block only": vllm_config.model_config.max_model_len < window,
     }
     return [reason for reason, holds in obstacles.items() if holds]
-
-
-def _obstacles_of_drafts(
-    vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
-) -> list[str]:
-    """What keeps passes from reading a window of two blocks, or drafts in its place."""
-    obstacles = _obstacles(vllm_config, settings, in_place, length)
-    if settings.fused_commit == "off":
-        obstacles.append("it reads windows of two blocks, and dllm.fused_commit is off")
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        obstacles.append("the first pipeline stages would not know which passes verify")
-    return obstacles
 
 
 def _by_cost(vllm_config: VllmConfig, length: int) -> tuple[str, str]:

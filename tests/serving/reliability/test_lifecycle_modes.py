@@ -1,8 +1,7 @@
 """`test_lifecycle.py` where other settings make other phases.
 
-SelfSpeculative verifies a draft in a phase of its own. JointThreshold goes on with a canvas that
-has no masks left, and counts those steps; with the server's ``execution: sync`` a finished canvas
-waits for the others of its batch.
+JointThreshold goes on with a canvas that has no masks left, and counts those steps; with the
+server's ``execution: sync`` a finished canvas waits for the others of its batch.
 """
 
 from __future__ import annotations
@@ -37,17 +36,9 @@ JOINT = {
 WIDER = TWO_BLOCKS | {"max_num_batched_tokens": 2 * BUDGET["llada2"]}
 TOGETHER = WIDER | {"additional_config": {"dllm": {"execution": "sync", "fused_commit": "on"}}}
 LOCKSTEP = {"additional_config": {"dllm": {"execution": "sync"}}}
-DRAFTS = {
-    "diffusion_algorithm": "SelfSpeculative",
-    "diffusion_least_score": -100.0,  # always verified,
-    "diffusion_ratio_power": 5.0,  # and seldom accepted
-}
-VERIFIES = WIDER | {"additional_config": {"dllm": {"algorithm": "SelfSpeculative"}}}
 # Family, what its requests ask for, what its server is set to, and with a step in flight or not.
 MODES = {
     "edits-async": ("llada2", JOINT, {}, True),
-    "drafts-async": ("llada2", DRAFTS, VERIFIES, True),
-    "drafts": ("llada2", DRAFTS, VERIFIES, False),
     "edits-two-blocks": ("llada2", JOINT, WIDER, True),
     "lockstep-two-blocks": ("llada2", None, TOGETHER, True),
     "lockstep": ("llada2", None, LOCKSTEP, False),
@@ -94,19 +85,14 @@ def hurried(world: World, family: Family) -> World:
 
 
 def reach(world: World, driver: Driver, number: int) -> None:
-    """Until the victim's canvas of this number has a draft that is still to be verified, or no mask
-    left, but goes on or waits."""
+    """Until the victim's canvas of this number has no mask left, but goes on or waits."""
     prompt, length = world.asked["victim"][0], world.family.length
     start = len(prompt) - world.family.tail(prompt) + number * length
     slots = world.running.slots
 
     def late() -> bool:
         slot, found = driver.slot("victim"), driver.canvas("victim")
-        if found is not None and found[:2] == (Phase.VERIFY, start):
-            return True
         if slot is None or found is None or found[:2] != (Phase.DENOISE, start):
-            return False
-        if "SelfSpeculative" in slots.algorithms.by_name:
             return False
         if (
             "JointThreshold" in slots.algorithms.by_name

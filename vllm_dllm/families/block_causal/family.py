@@ -149,10 +149,6 @@ class BlockCausalFamily(Family):
         """See `Family.attention`."""
         from vllm_dllm.families.block_causal import attention
 
-        if served.verifies_drafts:
-            from vllm_dllm.families.block_causal.draft_attention import BlockCausalWithDrafts
-
-            return BlockCausalWithDrafts(slots)
         if own_backend:
             return attention.block_causal_rules(slots)
         blocks = served.window_length // served.length

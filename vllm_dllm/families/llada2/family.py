@@ -19,7 +19,6 @@ class LLaDA2(BlockCausalFamily):
 
     architecture: ClassVar[str] = "LLaDA2MoeModelLM"
     fields: ClassVar[Fields] = FIELDS
-    verifies_drafts: ClassVar[bool] = True
     several_blocks: ClassVar[bool] = True
 
     def configure(self, vllm_config: VllmConfig) -> None:

@@ -23,7 +23,6 @@ class LLaDA22(LLaDA2):
     architecture: ClassVar[str] = BLOCK_ROUTED
     algorithm: ClassVar[str] = "JointThresholdInDel"
     several_blocks: ClassVar[bool] = False
-    verifies_drafts: ClassVar[bool] = False  # the experts of a row depend on the rows beside it
     fields: ClassVar[Fields] = replace(
         FIELDS,
         supported={

@@ -40,7 +40,6 @@ class SDAR(BlockCausalFamily):
 
     architecture: ClassVar[str] = "SDARForCausalLM"
     algorithm: ClassVar[str] = "LowConfidenceDynamic"
-    verifies_drafts: ClassVar[bool] = True
     several_blocks: ClassVar[bool] = True
     fields: ClassVar[Fields] = FIELDS
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|MASK|>", "<MASK>")

@@ -25,7 +25,6 @@ class Stream(IntEnum):
     CANVAS = 1  # the random tokens of a canvas that denoising starts from
     CANDIDATE = 2  # the Gumbel noise of sampled tokens
     RENOISE = 3  # the random tokens that replace rejected ones
-    ACCEPTANCE = 4  # whether a drafted token is accepted
 
 
 def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
