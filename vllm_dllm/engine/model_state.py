@@ -240,6 +240,8 @@ class DiffusionModelState(ModelState):
         if self.sampler is not None:
             self._compile()
         keep_asleep(self.model, self)
+        if self.slots.window is not None:  # vLLM has fitted the length into memory by now
+            self.slots.window.context = self.max_model_len
         self.block_tables, self.kv_cache_groups = block_tables, kv_cache_config.kv_cache_groups
 
     @cached_property
