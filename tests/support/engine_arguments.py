@@ -21,7 +21,7 @@ def names(text: str) -> set[str]:
 LATER = {"monokernel": "0.33", "sleep_mode_backend": "0.33", "watchdog_config": "0.33"}
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(BY_CHECKS, "by vllm_dllm.startup.checks.REFUSED"),
+    **{path.rpartition(".")[2]: "by vllm_dllm.startup.checks.REFUSED" for path in BY_CHECKS},
     **dict.fromkeys(
         ("decode_context_parallel_size", "prefill_context_parallel_size"),
         "by vllm_dllm.startup.checks: context parallelism",

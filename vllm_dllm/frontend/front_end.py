@@ -27,12 +27,7 @@ from vllm_dllm.frontend.admission import (
     validate_bad_words,
     validate_sampling_params,
 )
-from vllm_dllm.settings.resolution import (
-    REQUEST_PREFIX,
-    RESOLVED,
-    ResolvedRequest,
-    StepDetails,
-)
+from vllm_dllm.settings.resolution import RESOLVED, ResolvedRequest, StepDetails
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -146,7 +141,7 @@ class FrontEnd:
         if http is not None and http.path.endswith("/generative_scoring"):
             # A causal model scores labels given the prompt alone, whatever the temperature. That is
             # the first pass, before anything beside them is decided.
-            prepared.temperature, prepared.extra_args = 0.0, {f"{REQUEST_PREFIX}max_steps": 1}
+            prepared.temperature, prepared.extra_args = 0.0, {"diffusion_max_steps": 1}
         own_maximum, asks_for_calls = params.max_tokens is not None, None
         if http is not None and http.request is not None:
             own_maximum, asks_for_calls = http.sets_its_maximum(), http.asks_for_calls

@@ -25,48 +25,29 @@ LOADERS = {
     "tensorizer": "tensorizer",
 }
 
-# The arguments of vLLM's engine that are refused whenever they are set: where their value is in
-# vLLM's configuration, and why. `tests/startup/engine_arguments.py` has all arguments.
+# Where vLLM's configuration has the arguments of its engine that are refused whenever they are set,
+# and why. `tests/support/engine_arguments.py` has all arguments.
 _BY_TOKEN = "it is for models that are read token by token"
 REFUSED = {
-    "speculative_config": ("speculative_config", "a diffusion model already proposes whole blocks"),
-    "scheduler_cls": (
-        "scheduler_config.scheduler_cls",
-        "block-diffusion models need their own scheduler",
+    "speculative_config": "a diffusion model already proposes whole blocks",
+    "watermark_config": "a position does not know the tokens before it",
+    "ec_transfer_config": "pictures are encoded where they are read",
+    "scheduler_config.scheduler_cls": "block-diffusion models need their own scheduler",
+    "model_config.enable_prompt_embeds": _BY_TOKEN,
+    "model_config.enable_trace_replay": _BY_TOKEN,
+    "model_config.logits_processors": _BY_TOKEN,
+    "model_config.model_class_overrides": "another class does not read canvases",
+    "model_config.use_fp64_gumbel": "tokens are drawn by operators that have no float64",
+    "model_config.multimodal_config.enable_mm_embeds": "pictures are read, not their embeddings",
+    "model_config.multimodal_config.mm_encoder_only": "nothing would answer",
+    "aux_output_config.enable_return_routed_experts": (
+        "a token is read several times, each time by other experts"
     ),
-    "enable_prompt_embeds": ("model_config.enable_prompt_embeds", _BY_TOKEN),
-    "enable_mm_embeds": (
-        "model_config.multimodal_config.enable_mm_embeds",
-        "pictures are read, not their embeddings",
-    ),
-    "mm_encoder_only": ("model_config.multimodal_config.mm_encoder_only", "nothing would answer"),
-    "ec_transfer_config": ("ec_transfer_config", "pictures are encoded where they are read"),
-    "logits_processors": ("model_config.logits_processors", _BY_TOKEN),
-    "model_class_overrides": (
-        "model_config.model_class_overrides",
-        "another class does not read canvases",
-    ),
-    "enable_trace_replay": ("model_config.enable_trace_replay", _BY_TOKEN),
-    "use_fp64_gumbel": (
-        "model_config.use_fp64_gumbel",
-        "tokens are drawn by operators that have no float64",
-    ),
-    "watermark_config": ("watermark_config", "a position does not know the tokens before it"),
-    "enable_return_routed_experts": (
-        "aux_output_config.enable_return_routed_experts",
-        "a token is read several times, each time by other experts",
-    ),
-    "enable_batch_sharded_sampling": (
-        "parallel_config.enable_batch_sharded_sampling",
-        "ranks share the positions of canvases already",
-    ),
-    "kv_sharing_fast_prefill": (
-        "cache_config.kv_sharing_fast_prefill",
-        "it leaves positions out, and all positions of a canvas are read",
-    ),
-    "enable_eplb": ("parallel_config.enable_eplb", "it was never run with canvases"),
-    "enable_dbo": ("parallel_config.enable_dbo", "a batch of canvases cannot be halved"),
-    "ubatch_size": ("parallel_config.use_ubatching", "a batch of canvases cannot be cut"),
+    "cache_config.kv_sharing_fast_prefill": "all positions of a canvas are read, and it skips some",
+    "parallel_config.enable_batch_sharded_sampling": "ranks share canvases already",
+    "parallel_config.enable_eplb": "not supported for diffusion models",
+    "parallel_config.enable_dbo": "a batch of canvases cannot be cut",
+    "parallel_config.ubatch_size": "a batch of canvases cannot be cut",
 }
 
 
@@ -104,12 +85,12 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
     for refused, message in _special_cases(vllm_config):
         if refused:
             raise ValueError(message)
-    for argument, (path, reason) in REFUSED.items():
+    for path, reason in REFUSED.items():
         value: Any = vllm_config
         for name in path.split("."):  # a model without images has no configuration of them
             value = getattr(value, name, None)
         if value:
-            raise ValueError(f"--{argument.replace('_', '-')}: {reason}; remove it")
+            raise ValueError(f"--{name.replace('_', '-')}: {reason}; remove it")
     if vllm_config.kv_transfer_config or vllm_config.cache_config.kv_offloading_size is not None:
         from vllm_dllm.startup.kv_transfer import check_kv_transfer
 
