@@ -7,6 +7,7 @@ once.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -38,5 +39,6 @@ def keep_asleep(model: nn.Module, owner: Any) -> None:
             left += each.values()
         elif isinstance(each, (list, tuple)):
             left += each
-        elif type(each).__module__.partition(".")[0] not in OTHERS and hasattr(each, "__dict__"):
-            left += vars(each).values()
+        elif type(each).__module__.partition(".")[0] not in OTHERS:
+            with suppress(TypeError):  # it has slots
+                left += vars(each).values()
