@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.families.block_causal.attention import split_into_blocks
 from vllm_dllm.families.block_causal.model import MaskedCanvasModel
 from vllm_dllm.families.block_causal.window_segments import WindowSegments, cut
@@ -112,3 +113,27 @@ def test_the_segments_of_full_graphs(length: int, rows: int, blocks: int, paddin
     assert found == wanted.tolist() + [rows * width] * (padding * blocks)
     assert windows.hidden.repeat(rows).tolist() == hidden.tolist()
     assert row.tolist() == torch.arange(rows).repeat_interleave(blocks).tolist()
+
+
+def test_segments_follow_a_block_table_that_becomes_narrower() -> None:
+    """As it does when vLLM fits the context into memory, after it has tried graphs."""
+    windows = WindowSegments(4, 2, torch.device("cpu"), 2)
+    start, seen = np.array([0, 8]), torch.tensor([24], dtype=torch.int32)
+    given = SimpleNamespace(
+        num_reqs=1,
+        query_start_loc_np=start,
+        query_start_loc=torch.from_numpy(start),
+        seq_lens=seen,
+        seq_lens_cpu_upper_bound=seen,
+    )
+    common = {
+        "attn_groups": [],
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=[]),
+        "slot_mappings": torch.zeros(1, 8),
+        "num_tokens": 8,
+        "max_seq_len": 24,
+    }
+    for width in (6, 3):
+        table = torch.arange(width)[None]
+        assert windows.metadata(AttentionBatch(given, False, (table,), common)) == {}
+        assert windows.block_tables[0][:2].tolist() == table.expand(2, -1).tolist()

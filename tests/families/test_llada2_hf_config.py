@@ -32,6 +32,16 @@ def test_block_length_of_a_checkpoint(given: dict[str, int], length: int) -> Non
     assert LLaDA2MoeConfig(**given).canvas_length == length
 
 
+def test_another_architecture_is_no_diffusion_model() -> None:
+    """`benchmarks/serve.py` serves the weights as a causal model."""
+    config = LLaDA2MoeConfig(architectures=["LLaDA2MoeModelLM"])
+    assert config.canvas_length == 32
+    config.update({"canvas_length": None})
+    assert config.canvas_length == 32
+    config.update({"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": None})
+    assert config.canvas_length is None
+
+
 def test_a_value_of_another_type_is_refused_by_its_field() -> None:
     """Also where vLLM sets ``--hf-overrides`` on the finished configuration."""
     with pytest.raises(StrictDataclassError, match="'hidden_size' expected int"):

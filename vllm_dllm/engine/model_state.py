@@ -20,6 +20,7 @@ from vllm_dllm.attention.served_route import has_own_backend
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
+from vllm_dllm.engine.sleep import keep_asleep
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.to_device import to_device
@@ -227,13 +228,16 @@ class DiffusionModelState(ModelState):
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """Record where the pages of the KV cache are, once vLLM has allocated them.
+        """Record where the pages of the KV cache are, and keep the state of slots when vLLM sleeps.
 
         The sampler is compiled here at the latest: if vLLM does not profile (a CPU with
         ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
         """
         if self.sampler is not None:
             self._compile()
+        keep_asleep(self.model, self)
+        if self.slots.window is not None:  # vLLM has fitted the length into memory by now
+            self.slots.window.context = self.max_model_len
         self.block_tables, self.kv_cache_groups = block_tables, kv_cache_config.kv_cache_groups
 
     @cached_property

@@ -58,7 +58,6 @@ class FrontEnd:
             tokenizer: returns vLLM's tokenizer.
             at_end: registers a function that is called when the engine ends.
         """
-        self.max_model_len = vllm_config.model_config.max_model_len
         self.vocabulary_size = vllm_config.model_config.get_vocab_size()
         self.served = vllm_config.model_config.dllm
         self.tokenizer = tokenizer
@@ -139,6 +138,10 @@ class FrontEnd:
         if isinstance(params, AdmittedParams):
             return params, params.extra_args[RESOLVED]
         prepared, http = AdmittedParams.of(params), current.get()
+        if http is not None and http.path.endswith("/generative_scoring"):
+            # A causal model scores labels given the prompt alone, whatever the temperature. That is
+            # the first pass, before anything beside them is decided.
+            prepared.temperature, prepared.extra_args = 0.0, {"diffusion_max_steps": 1}
         own_maximum, asks_for_calls = params.max_tokens is not None, None
         if http is not None and http.request is not None:
             own_maximum, asks_for_calls = http.sets_its_maximum(), http.asks_for_calls
@@ -161,7 +164,9 @@ class FrontEnd:
         Raises:
             VLLMValidationError: ``min_tokens`` exceeds that, so the request would never end.
         """
-        params.max_tokens = min(params.max_tokens, self.max_model_len - prompt_length)
+        # With ``--max-model-len auto`` vLLM fits the length into memory when the engine starts.
+        room = self._config.model_config.max_model_len - prompt_length
+        params.max_tokens = min(params.max_tokens, room)
         if params.min_tokens > params.max_tokens:
             raise VLLMValidationError(
                 f"min_tokens must be at most {params.max_tokens}, which is what the context leaves "

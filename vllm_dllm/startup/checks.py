@@ -25,6 +25,31 @@ LOADERS = {
     "tensorizer": "tensorizer",
 }
 
+# Where vLLM's configuration has the arguments of its engine that are refused whenever they are set,
+# and why. `tests/support/engine_arguments.py` has all arguments.
+_BY_TOKEN = "it is for models that are read token by token"
+REFUSED = {
+    "speculative_config": "a diffusion model already proposes whole blocks",
+    "watermark_config": "a position does not know the tokens before it",
+    "ec_transfer_config": "pictures are encoded where they are read",
+    "scheduler_config.scheduler_cls": "block-diffusion models need their own scheduler",
+    "model_config.enable_prompt_embeds": _BY_TOKEN,
+    "model_config.enable_trace_replay": _BY_TOKEN,
+    "model_config.logits_processors": _BY_TOKEN,
+    "model_config.model_class_overrides": "another class does not read canvases",
+    "model_config.use_fp64_gumbel": "tokens are drawn by operators that have no float64",
+    "model_config.multimodal_config.enable_mm_embeds": "pictures are read, not their embeddings",
+    "model_config.multimodal_config.mm_encoder_only": "nothing would answer",
+    "aux_output_config.enable_return_routed_experts": (
+        "a token is read several times, each time by other experts"
+    ),
+    "cache_config.kv_sharing_fast_prefill": "all positions of a canvas are read, and it skips some",
+    "parallel_config.enable_batch_sharded_sampling": "ranks share canvases already",
+    "parallel_config.enable_eplb": "not supported for diffusion models",
+    "parallel_config.enable_dbo": "a batch of canvases cannot be cut",
+    "parallel_config.ubatch_size": "a batch of canvases cannot be cut",
+}
+
 
 def check_kernels(served: Served) -> None:
     """Check that the chosen kernels can run here.
@@ -57,21 +82,28 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
 
     An allowed connector of ``--kv-transfer-config`` is replaced by ours, see `kv_transfer`.
     """
-    for refused, message in (*_of_the_engine(vllm_config), *_of_the_model(vllm_config)):
+    for refused, message in _special_cases(vllm_config):
         if refused:
             raise ValueError(message)
+    for path, reason in REFUSED.items():
+        value: Any = vllm_config
+        for name in path.split("."):  # a model without images has no configuration of them
+            value = getattr(value, name, None)
+        if value:
+            raise ValueError(f"--{name.replace('_', '-')}: {reason}; remove it")
     if vllm_config.kv_transfer_config or vllm_config.cache_config.kv_offloading_size is not None:
         from vllm_dllm.startup.kv_transfer import check_kv_transfer
 
         check_kv_transfer(vllm_config)
 
 
-def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """For each option of runner, scheduler and devices, whether it is refused, and the message."""
+def _special_cases(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
+    """For each option with a message of its own, whether it is refused, and the message."""
     from vllm import envs
     from vllm.platforms import current_platform
 
-    parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    grammars = vllm_config.structured_outputs_config
     yield (
         envs.VLLM_USE_V2_MODEL_RUNNER is False,
         "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it",
@@ -80,15 +112,6 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         not vllm_config.use_v2_model_runner and current_platform.is_cpu(),
         "vLLM's CPU build lacks what Model Runner V2 needs: pip install vllm-cpu-v2 (and name "
         "vllm_cpu_v2 in VLLM_PLUGINS if that is set)",
-    )
-    yield (
-        vllm_config.speculative_config is not None,
-        "--speculative-config: a diffusion model already proposes whole blocks; remove it",
-    )
-    yield (
-        scheduler.scheduler_cls is not None,
-        f"--scheduler-cls {scheduler.scheduler_cls}: block-diffusion models need their own "
-        "scheduler; remove it",
     )
     yield (
         parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
@@ -111,9 +134,7 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
     )
     # vLLM itself refuses --data-parallel-external-lb for dense models, but not what it turns into.
     yield (
-        parallel.data_parallel_external_lb
-        and parallel.data_parallel_size > 1
-        and not vllm_config.model_config.is_moe,
+        parallel.data_parallel_external_lb and parallel.data_parallel_size > 1 and not model.is_moe,
         "--data-parallel-hybrid-lb: with one rank on a node each dense replica would have a server "
         "of its own and nothing to do with the others; start independent servers without "
         "--data-parallel-* options",
@@ -131,8 +152,22 @@ def _of_the_engine(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
         f"--load-format {load_format}: the package {package} is missing; install it with "
         f"`pip install {package}`",
     )
-    yield parallel.enable_eplb, "--enable-eplb: not supported for diffusion models; remove it"
-    yield parallel.enable_dbo, "--enable-dbo: not supported for diffusion models; remove it"
+    yield (
+        model.runner_type != "generate",
+        f"--runner {model.runner_type}: a block-diffusion model fills canvases and has no "
+        "pooler; serve it with --runner generate (or without --runner and --convert)",
+    )
+    yield (
+        not 0 <= model.max_logprobs <= MAX_LOGPROB_TOKEN_IDS,
+        f"--max-logprobs {model.max_logprobs}: at most {MAX_LOGPROB_TOKEN_IDS} logprobs of a token "
+        f"are kept until its canvas leaves; set it to {MAX_LOGPROB_TOKEN_IDS} or less",
+    )
+    yield (
+        grammars.backend != "auto",
+        f"--structured-outputs-config.backend {grammars.backend}: grammar backends advance token "
+        "by token, and canvases are not written so; remove it (constraints have an engine of "
+        "their own)",
+    )
 
 
 def cannot_be_spread(vllm_config: VllmConfig) -> bool:
@@ -149,39 +184,6 @@ def cannot_be_spread(vllm_config: VllmConfig) -> bool:
         and parallel.tensor_parallel_size * parallel.data_parallel_size > 1
         and vllm_config.model_config.is_moe
         and current_platform.is_cpu()
-    )
-
-
-def _of_the_model(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """For each option of requests and their tokens, whether it is refused, and the message."""
-    model, grammars = vllm_config.model_config, vllm_config.structured_outputs_config
-    yield (
-        model.runner_type != "generate",
-        f"--runner {model.runner_type}: a block-diffusion model fills canvases and has no "
-        "pooler; serve it with --runner generate (or without --runner and --convert)",
-    )
-    yield (
-        model.enable_prompt_embeds,
-        "--enable-prompt-embeds: not supported for diffusion models; remove it",
-    )
-    yield (
-        model.logits_processors,
-        "--logits-processors: not supported for diffusion models yet; remove it",
-    )
-    yield (
-        not 0 <= model.max_logprobs <= MAX_LOGPROB_TOKEN_IDS,
-        f"--max-logprobs {model.max_logprobs}: at most {MAX_LOGPROB_TOKEN_IDS} logprobs of a token "
-        f"are kept until its canvas leaves; set it to {MAX_LOGPROB_TOKEN_IDS} or less",
-    )
-    yield (
-        grammars.backend != "auto",
-        f"--structured-outputs-config.backend {grammars.backend}: grammar backends advance token "
-        "by token, and canvases are not written so; remove it (constraints have an engine of "
-        "their own)",
-    )
-    yield (
-        model.enable_trace_replay,
-        "--enable-trace-replay: not supported for diffusion models; remove it",
     )
 
 

@@ -124,7 +124,7 @@ ALGORITHMS = [
 # VLLM's options.
 OPTIONS = [
     Mistake(EVERY, NGRAM, "--speculative-config", "remove it"),
-    Mistake(EVERY, {"scheduler_cls": "a.B"}, "--scheduler-cls a.B", "remove it"),
+    Mistake(EVERY, {"scheduler_cls": "a.B"}, "--scheduler-cls", "remove it"),
     Mistake(EVERY, {"runner": "pooling"}, "--runner pooling", "serve it with --runner generate"),
     Mistake(
         ("LLaDA2", "DiffusionGemma"),
@@ -150,6 +150,40 @@ OPTIONS = [
     ),
     Mistake(EVERY, {"enable_prompt_embeds": True}, "--enable-prompt-embeds", "remove it"),
     Mistake(GEMMA, {"enable_mm_embeds": True}, "--enable-mm-embeds", "remove it"),
+    Mistake(
+        ("LLaDA2", "DiffusionGemma"),
+        {"enable_return_routed_experts": True},
+        "--enable-return-routed-experts",
+        "remove it",
+    ),
+    Mistake(
+        EVERY,
+        {"enable_batch_sharded_sampling": True, "tensor_parallel_size": 2},
+        "--enable-batch-sharded-sampling",
+        "remove it",
+    ),
+    Mistake(EVERY, {"ubatch_size": 2}, "--ubatch-size", "remove it"),
+    Mistake(EVERY, {"use_fp64_gumbel": True}, "--use-fp64-gumbel", "remove it"),
+    Mistake(EVERY, {"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill", "remove it"),
+    Mistake(EVERY, {"enable_trace_replay": True}, "--enable-trace-replay", "remove it"),
+    Mistake(EVERY, {"watermark_config": {"key": 1}}, "--watermark-config", "remove it"),
+    Mistake(
+        ("LLaDA2",),
+        {
+            "model_class_overrides": {
+                "LLaDA2MoeModelLM": "vllm_dllm.families.llada2.model:LLaDA2MoeModelLM"
+            }
+        },
+        "--model-class-overrides",
+        "remove it",
+    ),
+    Mistake(
+        GEMMA,
+        {"ec_transfer_config": {"ec_connector": "ECExampleConnector", "ec_role": "ec_producer"}},
+        "--ec-transfer-config",
+        "remove it",
+    ),
+    Mistake(GEMMA, {"mm_encoder_only": True}, "--mm-encoder-only", "remove it"),
     Mistake(
         GEMMA,
         FEW_POSITIONS,

@@ -37,7 +37,9 @@ class WindowSegments:
         query_start.copy_(cut(given.query_start_loc[: rows + 1], length, blocks))
         seen = given.seq_lens[:rows]
         self.seq_lens[:count] = (seen[:, None] - self.hidden).flatten().clamp_min(0)
-        if not self.block_tables:
+        widths = [table.shape[1] for table in batch.block_tables]
+        # They are narrower when vLLM has fitted the context length into memory.
+        if widths != [table.shape[1] for table in self.block_tables]:
             self.block_tables = [
                 table.new_zeros(len(self.seq_lens), table.shape[1]) for table in batch.block_tables
             ]

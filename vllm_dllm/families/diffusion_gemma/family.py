@@ -171,10 +171,6 @@ def check_pictures(model_config: ModelConfig) -> None:
     options = model_config.multimodal_config
     if options is None:
         return
-    if options.enable_mm_embeds:
-        raise SettingsError(
-            "--enable-mm-embeds: DiffusionGemma reads pictures, not their embeddings; remove it"
-        )
     vision = model_config.hf_config.vision_config
     given = options.mm_processor_kwargs or {}
     given = (given.get("images_kwargs") or {}) | given

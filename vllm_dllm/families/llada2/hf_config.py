@@ -87,7 +87,8 @@ class LLaDA2MoeConfig(PretrainedConfig):
 
     def complete(self) -> None:
         """Fill in the fields that are null and follow from others, and tell LLaDA2.2 apart."""
-        if getattr(self, "architectures", None) in ([ROUTED], [BLOCK_ROUTED]):
+        architectures = getattr(self, "architectures", None)
+        if architectures in ([ROUTED], [BLOCK_ROUTED]):
             self.architectures = [BLOCK_ROUTED if self.expert_capacity else ROUTED]
         if self.num_key_value_heads is None:
             self.num_key_value_heads = min(4, self.num_attention_heads)
@@ -102,9 +103,10 @@ class LLaDA2MoeConfig(PretrainedConfig):
             self.n_group = self.topk_group = 1
         if self.moe_shared_expert_intermediate_size is None:
             self.moe_shared_expert_intermediate_size = self.moe_intermediate_size
-        self.canvas_length = (
-            self.canvas_length or self.block_length or self.block_size or DEFAULT_BLOCK_LENGTH
-        )
+        if architectures in (None, [ROUTED], [BLOCK_ROUTED]):  # others need not be diffusion models
+            self.canvas_length = (
+                self.canvas_length or self.block_length or self.block_size or DEFAULT_BLOCK_LENGTH
+            )
 
 
 FIELDS = Fields(
