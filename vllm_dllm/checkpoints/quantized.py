@@ -184,6 +184,7 @@ def refuse_dtype(
     name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
 ) -> None:
     """Raise a ValueError for a tensor that has another dtype than `expected`."""
+    refuse_quantized_head(name, known, expected)
     refuse_left_out(name, known, tensor, expected)
     _, dtypes, group = expected[known]
     found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
@@ -195,6 +196,16 @@ def refuse_dtype(
         f"config.json has its layer, so that it should be {right}; add the layer to a group, or "
         "remove it from what is left out"
     )
+
+
+def refuse_quantized_head(name: str, known: str, expected: Collection[str]) -> None:
+    """Raise a ValueError for a tensor of a quantized head, whose matrix is read as it is."""
+    module = known.rpartition(".")[0]
+    if module == "lm_head" or (module.endswith("_head") and f"{module}.weight" in expected):
+        raise ValueError(
+            f"tensor {name!r}: a quantized {module} is not supported; quantize the checkpoint "
+            f"again with {module!r} in `ignore`"
+        )
 
 
 def word(dtype: torch.dtype) -> str:
@@ -243,6 +254,8 @@ def check_unexpected(
         architecture: the model's name.
     """
     module, _, part = known.rpartition(".")
+    if part not in ("weight", "bias"):
+        refuse_quantized_head(name, known, expected)
     if part in UNREAD:
         raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
     if part == "g_idx" and f"{module}.scales" in expected:
