@@ -125,7 +125,8 @@ class Endpoints:
             request: a request of vLLM's HTTP server.
 
         Raises:
-            VLLMValidationError: an option of ours is misplaced, or it asks for a beam search.
+            VLLMValidationError: an option of ours is misplaced, or it asks for a beam search, or
+                for two constraints.
         """
         if not isinstance(request, self.request_classes):
             return
@@ -208,16 +209,14 @@ def constraining_field(request: Any, path: str) -> str:
     tools, choice = getattr(request, "tools", None) or (), getattr(request, "tool_choice", None)
     if tools and choice not in (None, "auto", "none"):
         return "tool_choice"
-    form = getattr(getattr(request, "text", None), "format", None)
-    form = getattr(request, "response_format", None) or form
+    # The first field belongs to the Chat Completions API, the second to the Responses API.
+    form = getattr(request, "response_format", None)
+    form = form or getattr(getattr(request, "text", None), "format", None)
     if form is not None and getattr(form, "type", None) != "text":
         return _NAMES.get(path, {}).get("format", "response_format")
-    if getattr(request, "structured_outputs", None) is None and choice == "auto":
-        return (
-            "tools.strict"
-            if any(getattr(getattr(t, "function", t), "strict", None) for t in tools)
-            else ""
-        )
+    if choice == "auto" and getattr(request, "structured_outputs", None) is None:
+        strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)
+        return "tools.strict" if any(strict) else ""
     return ""
 
 

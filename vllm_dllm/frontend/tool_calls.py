@@ -41,7 +41,17 @@ def asks_for_calls(request: Any) -> bool | None:
     Returns:
         True if a tool is strict or the request sets an option of constraints; otherwise the server
         has added the constraint. None for a request with a required call or a format of its own.
+
+    Raises:
+        VLLMValidationError: the request has a constraint next to a required call. vLLM would
+            replace it by the call's schema.
     """
+    if request.structured_outputs is not None and _is_forced(request.tool_choice):
+        raise VLLMValidationError(
+            "structured_outputs and a required tool are two constraints on one answer; remove "
+            'structured_outputs, or send tool_choice "auto" or "none".',
+            parameter="structured_outputs",
+        )
     if request.tool_choice != "auto" or request.structured_outputs is not None:
         return None
     # The first field belongs to the Chat Completions API, the second to the Responses API.
@@ -80,6 +90,12 @@ def constrained_calls(
             name of a tool cannot be written in a call.
     """
     tools, choice = request.tools, request.tool_choice
+    if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
+        raise VLLMValidationError(
+            "tool_choice of type allowed_tools is not supported with diffusion models: send the "
+            'tools that are allowed, and "required".',
+            parameter="tool_choice",
+        )
     if _is_forced(choice) and not _comes_from_tools(structured, request):
         wanted = choice if isinstance(choice, str) else "of a named tool"
         raise VLLMValidationError(
