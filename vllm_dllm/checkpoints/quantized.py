@@ -184,7 +184,6 @@ def refuse_dtype(
     name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
 ) -> None:
     """Raise a ValueError for a tensor that has another dtype than `expected`."""
-    refuse_quantized_head(name, known, expected)
     refuse_left_out(name, known, tensor, expected)
     _, dtypes, group = expected[known]
     found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
@@ -198,16 +197,6 @@ def refuse_dtype(
     )
 
 
-def refuse_quantized_head(name: str, known: str, expected: Collection[str]) -> None:
-    """Raise a ValueError for a tensor of a quantized head, whose matrix is read as it is."""
-    module = known.rpartition(".")[0]
-    if module == "lm_head" or (module.endswith("_head") and f"{module}.weight" in expected):
-        raise ValueError(
-            f"tensor {name!r}: a quantized {module} is not supported; quantize the checkpoint "
-            f"again with {module!r} in `ignore`"
-        )
-
-
 def word(dtype: torch.dtype) -> str:
     """A dtype's name without the library prefix."""
     return str(dtype).removeprefix("torch.")
@@ -218,8 +207,16 @@ def refuse_left_out(
 ) -> None:
     """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
 
-    For example, tools skip experts that are stored together in one tensor.
+    For example, tools skip experts that are stored together in one tensor. The head is the other
+    way round: it is read as it is, whatever group covers it.
     """
+    head, _, part = known.partition(".")
+    is_head = head == "lm_head" or (head.endswith("_head") and f"{head}.weight" in expected)
+    if is_head and part.isidentifier() and part != "bias":
+        raise ValueError(
+            f"tensor {name!r}: a quantized {head} is not supported; quantize the checkpoint again "
+            f"with {head!r} in `ignore`"
+        )
     module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
     layer, is_expert, _ = module.partition(".experts.")
     if is_expert:
@@ -254,8 +251,6 @@ def check_unexpected(
         architecture: the model's name.
     """
     module, _, part = known.rpartition(".")
-    if part not in ("weight", "bias"):
-        refuse_quantized_head(name, known, expected)
     if part in UNREAD:
         raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
     if part == "g_idx" and f"{module}.scales" in expected:

@@ -21,6 +21,8 @@ _OTHER_PLACES = {
     "extra_body": "is an argument of OpenAI's Python client, which sends its content instead of "
     "it; put its content into the request itself.",
     "extra_args": 'is for SamplingParams in Python; over HTTP write {"vllm_xargs": {...}}.',
+    "dllm": "holds settings of a server (--additional-config); a request's options are "
+    '{"vllm_xargs": {"diffusion_...": ...}}.',
 }
 # What clients call the parameters that vLLM makes of their fields, where the names differ.
 _NAMES = {
@@ -61,6 +63,11 @@ class HttpRequest:
         """Whether the engine has taken one of its prompts."""
         return any(queue is not None for queue in self.queues)
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether it was made of messages."""
+        return hasattr(self.request, "messages")
+
     def fail(self, error: Exception) -> None:
         """Note why a prompt was not admitted, as the error that vLLM makes from it."""
         known = isinstance(error, (VLLMClientError, GracefulHTTPError, EngineDeadError))
@@ -88,14 +95,6 @@ class HttpRequest:
             given = getattr(self.request, "model_fields_set", ())
             return next((one for one in _MAXIMA if one in given), name)
         return _NAMES.get(self.path, {}).get(name, name)
-
-    def asks_for_prompt_logprobs(self) -> bool:
-        """Whether a request with ``prompt_logprobs`` among its parameters asks for them.
-
-        In a chat vLLM adds them for ``echo``, which asks for the text of the last message only.
-        """
-        is_chat = hasattr(self.request, "messages")
-        return not is_chat or getattr(self.request, "prompt_logprobs", None) is not None
 
     def constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
         """The constraint of the request, for which vLLM has made these parameters."""
@@ -161,13 +160,8 @@ class Endpoints:
         for name, value in fields.items():
             if value is None:
                 continue
-            if name in _OTHER_PLACES and _holds_options(value):
+            if name in _OTHER_PLACES and (name == SETTINGS_KEY or _holds_options(value)):
                 problem = _OTHER_PLACES[name]
-            elif name == SETTINGS_KEY:
-                problem = (
-                    "holds settings of a server (--additional-config); a request's options are "
-                    '{"vllm_xargs": {"diffusion_...": ...}}.'
-                )
             elif name.startswith(REQUEST_PREFIX):
                 problem = f'belongs in vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
             elif name in self.options:
@@ -179,9 +173,9 @@ class Endpoints:
 
 
 def _holds_options(value: Any) -> bool:
-    """Whether a field has options of ours in it, or in a ``vllm_xargs`` of its own."""
-    parts = (value, value.get("vllm_xargs")) if isinstance(value, Mapping) else ()
-    names = (name for part in parts if isinstance(part, Mapping) for name in part)
+    """Whether an object, or one in it, has options of ours."""
+    parts = (value, *value.values()) if isinstance(value, dict) else ()
+    names = (name for part in parts if isinstance(part, dict) for name in part)
     return any(name.startswith(REQUEST_PREFIX) for name in names)
 
 
@@ -200,24 +194,17 @@ def continue_last_message(request: Any) -> None:
 
 
 def constraining_field(request: Any, path: str) -> str:
-    """The field of a request that asks for its constraint; "" if none does.
-
-    Args:
-        request: a request of vLLM's HTTP server, as it arrived.
-        path: the path of its endpoint.
-    """
+    """The field of a request, as it arrived, that asks for its constraint; "" if none does."""
     tools, choice = getattr(request, "tools", None) or (), getattr(request, "tool_choice", None)
     if tools and choice not in (None, "auto", "none"):
         return "tool_choice"
-    # The first field belongs to the Chat Completions API, the second to the Responses API.
-    form = getattr(request, "response_format", None)
-    form = form or getattr(getattr(request, "text", None), "format", None)
+    form = getattr(getattr(request, "text", None), "format", None)  # of the Responses API
+    form = getattr(request, "response_format", None) or form
     if form is not None and getattr(form, "type", None) != "text":
         return _NAMES.get(path, {}).get("format", "response_format")
-    if choice == "auto" and getattr(request, "structured_outputs", None) is None:
-        strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)
-        return "tools.strict" if any(strict) else ""
-    return ""
+    strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)
+    asks = choice == "auto" and getattr(request, "structured_outputs", None) is None
+    return "tools.strict" if asks and any(strict) else ""
 
 
 def asks_for_traces(request: Any, path: str) -> bool:

@@ -52,9 +52,8 @@ def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None
         body = await raw_request.json()  # FastAPI has parsed it
         if isinstance(body, dict):
             refuse_misplaced(body)
-        nested = body.get("sampling_params") if isinstance(body, dict) else None
-        if isinstance(nested, dict):  # which has a place for our options
-            refuse_misplaced({**nested, "extra_args": None})
+            if isinstance(nested := body.get("sampling_params"), dict):
+                refuse_misplaced({**nested, "extra_args": None})  # where our options belong
 
     # FastAPI reads a function's own annotations, which are strings in this module.
     validate.__annotations__ = {"raw_request": Request}

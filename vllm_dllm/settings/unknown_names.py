@@ -123,9 +123,8 @@ def refuse_options(
             raise SettingsError(
                 f"vllm_xargs: {name!r} is ignored; the option is {REQUEST_PREFIX + name!r}"
             )
-        bare = name.removeprefix(OTHERS_PREFIX)
-        known = bare != name or bare in BLOCK_LENGTHS or bare in OTHER_NAMES
-        if known or closest(name, options) is not None:
+        others = name.startswith(OTHERS_PREFIX) or name in BLOCK_LENGTHS | OTHER_NAMES.keys()
+        if others or closest(name, options) is not None:
             raise SettingsError(
                 f"vllm_xargs: {shown(name)} is unknown and would be ignored; "
                 f"{_our_name(name, options, REQUEST_PREFIX)}"
