@@ -65,3 +65,16 @@ def test_a_resized_vocabulary_has_to_be_stated() -> None:
     for wrong in (torch.ones(8, 2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match=r"config.json asks for \(5, 3\)$"):
             load(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("lm_head.weight", torch.ones(5, 3).to(torch.float8_e4m3fn)),
+        ("lm_head.weight_scale", torch.ones(5, 1)),
+        ("lm_head.weight_packed", torch.ones(5, 1, dtype=torch.int32)),
+    ],
+)
+def test_a_quantized_head_is_refused_as_one(name: str, stored: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=f"'{name}': a quantized lm_head is not supported"):
+        list(verified([(name, stored)], EXPECTED, "X"))

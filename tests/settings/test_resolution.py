@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +172,22 @@ def test_the_falling_schedule() -> None:
         uniform.choose()
     with pytest.raises(SettingsError, match=r"^diffusion_t_max must be above dllm\.t_min=0\.9"):
         uniform.choose({"t_max": 0.85})
+
+
+def test_only_what_the_server_accepts_is_advised() -> None:
+    """Such as ``diffusion_steps`` on a server of Nemotron-Labs-Diffusion."""
+    nemotron = replace(served(), own_algorithm="ConfidenceThreshold", verifies=True)
+    for server in (served(), nemotron):
+        with pytest.raises(SettingsError, match="remove it, or set diffusion_algorithm") as caught:
+            server.options({"diffusion_steps": 4})
+        advised = re.findall(r"[A-Z]\w+", str(caught.value).partition(", or set ")[2])
+        assert "LowConfidenceStatic" in advised
+        for name in advised:
+            server.choose(server.options({"diffusion_algorithm": name, "diffusion_steps": 4}))
+    with pytest.raises(SettingsError, match="unknown decoding algorithm 'Zzz'; choose") as caught:
+        served().choose({"algorithm": "Zzz"})
+    for name in re.findall(r"[A-Z][\w-]+", str(caught.value).partition("choose ")[2]):
+        served().choose({"algorithm": name})
 
 
 def test_a_setting_of_another_algorithm() -> None:

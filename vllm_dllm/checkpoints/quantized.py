@@ -207,8 +207,16 @@ def refuse_left_out(
 ) -> None:
     """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
 
-    For example, tools skip experts that are stored together in one tensor.
+    For example, tools skip experts that are stored together in one tensor. The head is the other
+    way round: it is read as it is, whatever group covers it.
     """
+    head, _, part = known.partition(".")
+    is_head = head == "lm_head" or (head.endswith("_head") and f"{head}.weight" in expected)
+    if is_head and part.isidentifier() and part != "bias":
+        raise ValueError(
+            f"tensor {name!r}: a quantized {head} is not supported; quantize the checkpoint again "
+            f"with {head!r} in `ignore`"
+        )
     module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
     layer, is_expert, _ = module.partition(".experts.")
     if is_expert:

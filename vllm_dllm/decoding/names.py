@@ -41,14 +41,15 @@ def refusal(name: str, corruption: Corruption) -> SettingsError:
     """The error for a name that no algorithm for this kind of model has."""
     names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
     unknown = f"unknown decoding algorithm {shown(name)}"
+    choose = f"choose {listed(algorithm_names(corruption, of_every_model=True), 'or')}"
     meant = closest(name, [*names, *others])
     if meant is not None and meant not in names:
         start = "" if meant == name else f"{unknown}; "
         fit = misfit(meant, corruption)
-        return SettingsError(f"{start}{fit}; choose {listed(names, 'or')}")
+        return SettingsError(f"{start}{fit}; {choose}")
     if meant is not None:
         return SettingsError(f"{unknown}; did you mean {meant!r}?")
-    return SettingsError(f"{unknown}; choose {listed(names, 'or')}")
+    return SettingsError(f"{unknown}; {choose}")
 
 
 def misfit(name: str, corruption: Corruption) -> SettingsError:

@@ -17,6 +17,12 @@ FRONT_END = "dllm_front_end"
 current: ContextVar[HttpRequest | None] = ContextVar("http_request", default=None)
 
 
+def called(name: str) -> str:
+    """What the current request calls a parameter of vLLM, for a refusal."""
+    http = current.get()
+    return name if http is None else http.called(name)
+
+
 class Prompt(NamedTuple):
     """What an output follows.
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
+from vllm_dllm.frontend import called
 from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
 from vllm_dllm.settings.resolution import GREEDY_EPSILON, ResolvedRequest, Served, StepDetails
 
@@ -25,8 +26,7 @@ LEAST_INT64, MOST_INT64 = -(2**63), 2**63 - 1
 # Parameters that are unsupported with diffusion models, each with the reason.
 _UNSUPPORTED = {
     "prompt_logprobs": "a prompt token is read together with those after it, so it has no "
-    "probability given those before it; remove it (echo asks for it, too: in a chat, and with "
-    "logprobs)",
+    "probability given those before it; remove it",
     "prompt_logprob_token_ids": "see prompt_logprobs; remove it",
     "thinking_token_budget": "tokens are not decided one after the other; remove it",
     "trace_decode_token_ids": "tokens are not decided one after the other; remove it",
@@ -170,10 +170,12 @@ def validate_sampling_params(
     Raises:
         VLLMValidationError: names the parameter.
     """
-    for name, reason in _UNSUPPORTED.items():
-        if getattr(params, name) is not None:
+    for parameter, reason in _UNSUPPORTED.items():
+        if getattr(params, parameter) is not None:
+            name = called(parameter)
             raise VLLMValidationError(
-                f"{name} is not supported with diffusion models: {reason}.", parameter=name
+                f"{name} is not supported with diffusion models: {reason}.",
+                parameter=name.partition(" ")[0],
             )
     validate_numbers(params)
     if served.mask_token is not None and params.allowed_token_ids == [served.mask_token]:

@@ -12,6 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.decoding.base import Beside
+from vllm_dllm.frontend import called
 from vllm_dllm.ranges import listed
 from vllm_dllm.settings.resolution import (
     REQUEST_PREFIX,
@@ -43,8 +44,9 @@ def refuse_excluded(
         VLLMValidationError: names the parameters.
     """
     for excluded, by in ((of_algorithm, resolved.algorithm), (served.excludes, "this model")):
-        for beside, names in _asked_for(params, resolved):
-            if beside in excluded and names:
+        for beside, parameters in _asked_for(params, resolved):
+            if beside in excluded and parameters:
+                names = [called(parameter) for parameter in parameters]
                 raise VLLMValidationError(
                     f"{listed(names)} cannot be combined with {by}; remove "
                     f"{'it' if len(names) == 1 else 'them'}"

@@ -146,6 +146,8 @@ class FrontEnd:
         if http is not None and http.request is not None:
             own_maximum, asks_for_calls = http.sets_its_maximum(), http.asks_for_calls
             prepared.structured_outputs = http.constraint(params)
+            if getattr(http.request, "prompt_logprobs", None) is None and http.is_chat:
+                prepared.prompt_logprobs = None  # which vLLM adds to `echo`
         if prepared.structured_outputs is not None:
             self.structured.reconcile(prepared, asks_for_calls)
         details = StepDetails.LIVE if self.traces_all else StepDetails.NOTHING

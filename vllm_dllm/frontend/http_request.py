@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
@@ -15,8 +14,9 @@ from vllm_dllm.frontend import current
 from vllm_dllm.frontend.admission import refuse_beam_search
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
+from vllm_dllm.settings.server import SETTINGS_KEY
 
-# Fields that no endpoint knows and under which clients may have put options.
+# Fields that no endpoint reads and under which clients may have put options.
 _OTHER_PLACES = {
     "extra_body": "is an argument of OpenAI's Python client, which sends its content instead of "
     "it; put its content into the request itself.",
@@ -24,6 +24,13 @@ _OTHER_PLACES = {
     "dllm": "holds settings of a server (--additional-config); a request's options are "
     '{"vllm_xargs": {"diffusion_...": ...}}.',
 }
+# What clients call the parameters that vLLM makes of their fields, where the names differ.
+_NAMES = {
+    "/v1/messages": {"thinking_token_budget": "thinking", "format": "output_config.format"},
+    "/v1/responses": {"logprobs": "include", "format": "text.format"},
+}
+# What requests call the maximum number of output tokens; vLLM takes the first that is set.
+_MAXIMA = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 # The last parts of the paths of endpoints whose answers have choices, and so a place for traces.
 _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 
@@ -37,6 +44,7 @@ class HttpRequest:
         request: the request as vLLM's handler received it; None for an endpoint that generates
             nothing.
         asks_for_calls: see `tool_calls.asks_for_calls`.
+        constrained_by: the field that asks for its constraint; "" if none of its own does.
         traced: whether its answer gets traces.
         queues: vLLM's output queue of each of its prompts; None until the engine has taken it.
         error: why the request, or one of its prompts, was not given to the engine.
@@ -45,6 +53,7 @@ class HttpRequest:
     path: str = ""
     request: Any = None
     asks_for_calls: bool | None = None
+    constrained_by: str = ""
     traced: bool = False
     queues: list[Any] = field(default_factory=list)
     error: Exception | None = None
@@ -53,6 +62,11 @@ class HttpRequest:
     def admitted(self) -> bool:
         """Whether the engine has taken one of its prompts."""
         return any(queue is not None for queue in self.queues)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it was made of messages."""
+        return hasattr(self.request, "messages")
 
     def fail(self, error: Exception) -> None:
         """Note why a prompt was not admitted, as the error that vLLM makes from it."""
@@ -68,8 +82,19 @@ class HttpRequest:
         request = self.request
         if hasattr(request, "is_sampling_param_provided"):
             return bool(request.is_sampling_param_provided("max_tokens"))
-        names = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
-        return any(getattr(request, name) is not None for name in names & request.model_fields_set)
+        given = request.model_fields_set
+        return any(getattr(request, name) is not None for name in _MAXIMA if name in given)
+
+    def called(self, name: str) -> str:
+        """The field of the request from which vLLM made a parameter."""
+        if name == "structured_outputs":
+            return self.constrained_by or name
+        if name == "prompt_logprobs" and getattr(self.request, name, None) is None:
+            return "echo with logprobs" if getattr(self.request, "echo", False) else name
+        if name == "max_tokens":
+            given = getattr(self.request, "model_fields_set", ())
+            return next((one for one in _MAXIMA if one in given), name)
+        return _NAMES.get(self.path, {}).get(name, name)
 
     def constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
         """The constraint of the request, for which vLLM has made these parameters."""
@@ -99,8 +124,8 @@ class Endpoints:
             request: a request of vLLM's HTTP server.
 
         Raises:
-            VLLMValidationError: it asks for something that its endpoint ignores, for a beam search,
-                or for two constraints.
+            VLLMValidationError: an option of ours is misplaced, or it asks for a beam search, or
+                for two constraints.
         """
         if not isinstance(request, self.request_classes):
             return
@@ -114,78 +139,72 @@ class Endpoints:
         if http.path.endswith("/v1/messages"):
             continue_last_message(request)
         http.traced = asks_for_traces(request, http.path)
+        http.constrained_by = constraining_field(request, http.path)
         if getattr(request, "tools", None):
             from vllm_dllm.frontend.tool_calls import asks_for_calls
 
             http.asks_for_calls = asks_for_calls(request)
         http.request = request
 
-    def refuse_misplaced(self, unknown: Mapping[str, Any]) -> None:
-        """Refuse fields of a request that were meant to have an effect but would be ignored.
+    def refuse_misplaced(self, fields: Mapping[str, Any]) -> None:
+        """Refuse our own options where nobody reads them: outside ``vllm_xargs``, or misnamed.
 
-        vLLM ignores every field that its request class for this endpoint does not know. Among
-        those, this refuses our own options outside ``vllm_xargs`` or without their prefix, fields
-        that hold options elsewhere, vLLM's old options for structured output, and any field that
-        another endpoint honours, unless its value is a default. Any other field that no endpoint
-        knows is ignored, as for any model.
+        Whatever else an endpoint does not know is ignored, as for any model.
 
         Args:
-            unknown: the fields that this endpoint's class does not know, with their values.
+            fields: fields of a request, with their values.
 
         Raises:
             VLLMValidationError: names the field of the HTTP request and where it belongs.
         """
-        for name, value in unknown.items():
-            if name.startswith("guided_"):
-                problem = "is a former name in vLLM; use structured_outputs."
-            elif name in _OTHER_PLACES and value is not None:
+        for name, value in fields.items():
+            if value is None:
+                continue
+            if name in _OTHER_PLACES and (name == SETTINGS_KEY or _holds_options(value)):
                 problem = _OTHER_PLACES[name]
             elif name.startswith(REQUEST_PREFIX):
                 problem = f'belongs in vllm_xargs: {{"vllm_xargs": {{"{cut(name)}": ...}}}}.'
             elif name in self.options:
                 option = REQUEST_PREFIX + name
                 problem = f'is not read here; write {{"vllm_xargs": {{"{option}": ...}}}}.'
-            elif value is not None and value not in self._defaults.get(name, [value]):
-                problem = "is not supported on this endpoint, only on others."
             else:
                 continue
             raise VLLMValidationError(f"{cut(name)} {problem}", parameter=cut(name))
 
-    @cached_property
-    def _defaults(self) -> dict[str, list[Any]]:
-        """The fields of all requests and of sampling parameters, each with all of its defaults."""
-        defaults: dict[str, list[Any]] = {}
-        for request_class in self.request_classes:
-            for name, known in request_class.model_fields.items():
-                defaults.setdefault(name, []).append(known.get_default(call_default_factory=True))
-        sampling_params = SamplingParams()
-        for name in SamplingParams.__struct_fields__:
-            if not name.startswith("_"):
-                defaults.setdefault(name, []).append(getattr(sampling_params, name))
-        return defaults
+
+def _holds_options(value: Any) -> bool:
+    """Whether an object, or one in it, has options of ours."""
+    parts = (value, *value.values()) if isinstance(value, dict) else ()
+    names = (name for part in parts if isinstance(part, dict) for name in part)
+    return any(name.startswith(REQUEST_PREFIX) for name in names)
 
 
 def continue_last_message(request: Any) -> None:
-    """Make an answer at ``/v1/messages`` continue a trailing message of the assistant.
+    """Make an answer at ``/v1/messages`` continue a text with which the assistant ends.
 
-    Anthropic's own API does the same. vLLM would begin a new message after it.
+    Anthropic's own API does the same. vLLM begins a new message after it, as here after calls.
 
     Args:
         request: a request of vLLM's HTTP server, which may be changed.
-
-    Raises:
-        VLLMValidationError: the assistant's last message is not text.
     """
     last = request.messages[-1]
-    if last["role"] != "assistant":
-        return
-    if last.keys() != {"role", "content"} or not isinstance(last["content"], str):
-        raise VLLMValidationError(
-            "messages: a last message of the assistant is continued if it is a text, and this one "
-            "is not; end with a message of the user.",
-            parameter="messages",
-        )
-    request.continue_final_message, request.add_generation_prompt = True, False
+    text = last.keys() == {"role", "content"} and isinstance(last["content"], str)
+    if last["role"] == "assistant" and text:
+        request.continue_final_message, request.add_generation_prompt = True, False
+
+
+def constraining_field(request: Any, path: str) -> str:
+    """The field of a request, as it arrived, that asks for its constraint; "" if none does."""
+    tools, choice = getattr(request, "tools", None) or (), getattr(request, "tool_choice", None)
+    if tools and choice not in (None, "auto", "none"):
+        return "tool_choice"
+    form = getattr(getattr(request, "text", None), "format", None)  # of the Responses API
+    form = getattr(request, "response_format", None) or form
+    if form is not None and getattr(form, "type", None) != "text":
+        return _NAMES.get(path, {}).get("format", "response_format")
+    strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)
+    asks = choice == "auto" and getattr(request, "structured_outputs", None) is None
+    return "tools.strict" if asks and any(strict) else ""
 
 
 def asks_for_traces(request: Any, path: str) -> bool:

@@ -18,11 +18,8 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.anthropic.api_router import translate_error_response
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
-from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.frontend import current
 from vllm_dllm.frontend.http_request import HttpRequest
@@ -31,14 +28,8 @@ MESSAGES = "/v1/messages"
 ADAPTERS = "/v1/load_lora_adapter"
 # What vLLM's message begins with if the engine has refused an adapter and goes on.
 REFUSED_ADAPTER = "Call to add_lora method failed"
-# For each path where vLLM drops unknown fields, the fields that are known. Other endpoints keep all
-# fields, and vLLM's handlers see them. Anthropic's API has a service tier whose values differ from
-# OpenAI's; it has no effect on tokens.
-DROP_FIELDS = {
-    MESSAGES: {*AnthropicMessagesRequest.model_fields, "service_tier"},
-    "/inference/v1/generate": {*GenerateRequest.model_fields},
-}
-SAMPLING = {*SamplingParams.__struct_fields__}
+# Where vLLM drops unknown fields; its handlers see those of the other endpoints.
+DROPPING = (MESSAGES, "/inference/v1/generate")
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -49,21 +40,20 @@ def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None
 
     Args:
         app: an application that has not served a request yet.
-        refuse_misplaced: raises for fields of a request that its endpoint ignores.
+        refuse_misplaced: raises for our options among fields of a request.
     """
     # The innermost middleware, so that the others (metrics, CORS) see the status that is sent.
     app.user_middleware.append(Middleware(StatusAfterAdmission))
 
     async def validate(raw_request: Request) -> None:
         await validate_json_request(raw_request)
-        known = DROP_FIELDS.get(raw_request.scope["route"].path)
-        if known is None:
+        if raw_request.scope["route"].path not in DROPPING:
             return
         body = await raw_request.json()  # FastAPI has parsed it
-        nested = body.get("sampling_params") if isinstance(body, dict) else None
-        for fields, names in ((body, known), (nested, SAMPLING)):
-            if isinstance(fields, dict):
-                refuse_misplaced({name: fields[name] for name in fields.keys() - names})
+        if isinstance(body, dict):
+            refuse_misplaced(body)
+            if isinstance(nested := body.get("sampling_params"), dict):
+                refuse_misplaced({**nested, "extra_args": None})  # where our options belong
 
     # FastAPI reads a function's own annotations, which are strings in this module.
     validate.__annotations__ = {"raw_request": Request}

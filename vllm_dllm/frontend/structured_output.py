@@ -21,7 +21,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from vllm_dllm.frontend import current
+from vllm_dllm.frontend import called, current
 from vllm_dllm.ranges import cut, shown
 from vllm_dllm.settings.resolution import AUTOMATON
 
@@ -47,8 +47,6 @@ UNWRITTEN = [
 ]
 # Where a request's parameters hold the thought that its output begins with.
 THOUGHT = "thought"
-# The parameter for texts that end an output; vLLM's front end looks for them.
-STOP = "stop"
 
 
 class ConstraintsBusyError(GracefulHTTPError):
@@ -77,10 +75,12 @@ def constraint_of(structured: StructuredOutputsParams, forbids_whitespace: bool)
 
 
 def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int]) -> list[str]:
-    """Names of the parameters that might end a constrained output early, or keep it from ending."""
+    """Names of the parameters that might end a constrained output early, or keep it from ending.
+
+    Texts in ``stop``, for which vLLM's front end looks, cut it as they cut any output.
+    """
     other_stop_tokens = set(params.stop_token_ids or ()) - set(end_tokens)
     incompatible = {
-        STOP: bool(params.stop),
         f"stop_token_ids={shown(sorted(other_stop_tokens))}": bool(other_stop_tokens),
         "ignore_eos": params.ignore_eos,
         "min_tokens": params.min_tokens > 0,
@@ -131,9 +131,9 @@ class StructuredOutput:
     def reconcile(self, params: SamplingParams, asks_for_calls: bool | None) -> None:
         """Make a request's other parameters agree with its constraint, or refuse them.
 
-        A constraint that only keeps optional calls valid yields. Texts in ``stop`` end such an
-        output as they would without a constraint. If other parameters conflict with the constraint,
-        it is dropped unless it was asked for, because vLLM serves such a request by default.
+        A constraint that only keeps optional calls valid yields. If other parameters conflict with
+        a constraint, it is dropped unless it was asked for, because vLLM serves such a request by
+        default.
 
         Args:
             params: the parameters of a request with a constraint; ``structured_outputs`` may become
@@ -145,16 +145,14 @@ class StructuredOutput:
                 keep it from ending.
         """
         names = incompatible_parameters(params, self.end_tokens)
-        if asks_for_calls is not None:
-            names = [name for name in names if name != STOP]
         if names and asks_for_calls is False:
             _drop(params, names[0].partition("=")[0])
         elif names:
             raise VLLMValidationError(
-                f"structured_outputs: {names[0]} is not supported together with structured outputs "
-                "with diffusion models: an output ends where its constraint is satisfied, and "
-                "nowhere else.",
-                parameter="structured_outputs",
+                f"{called('structured_outputs')}: {names[0]} is not supported together with "
+                "structured outputs with diffusion models: an output ends where its constraint is "
+                "satisfied, and nowhere else.",
+                parameter=called("structured_outputs"),
             )
 
     def submit(
@@ -266,13 +264,13 @@ def _vocabulary(
 ) -> Vocabulary:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ConstraintError("they need a tokenizer with a tokenizer.json")
+        raise ConstraintError("structured outputs need a tokenizer with a tokenizer.json")
     return Vocabulary.read(backend.to_str(), size, ends, unwritten)
 
 
 def _for_client(error: ConstraintError | BusyError) -> Exception:
     """The error that a client gets."""
-    message = f"structured_outputs: {error}."
+    message = f"{called('structured_outputs')}: {error}."
     if isinstance(error, BusyError):
         return ConstraintsBusyError(message, HTTPStatus.SERVICE_UNAVAILABLE)
-    return VLLMValidationError(message, parameter="structured_outputs")
+    return VLLMValidationError(message, parameter=called("structured_outputs"))

@@ -124,7 +124,7 @@ def _refuse_threshold_under_load(algorithm: Algorithm, parameters: Collection[st
 def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, Any]:
     """Parse the options in a request's ``vllm_xargs`` or ``SamplingParams.extra_args``.
 
-    Keys without the prefix ``diffusion_`` are left to vLLM if it reads them, and refused otherwise.
+    Keys without the prefix ``diffusion_`` are left to vLLM, unless they look like options.
     The ranges of the algorithm's settings are checked where they are resolved.
 
     Raises:
@@ -145,7 +145,7 @@ def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, An
     if len(given) < len(extra_args) or given.keys() - parameters - OPTIONS.keys():
         from vllm_dllm.settings.unknown_names import refuse_options
 
-        refuse_options(extra_args, given, algorithm)
+        refuse_options(extra_args, given, algorithm, served.accepts)
     options = {n: value for n, value in given.items() if value is not None or n in parameters}
     for name, value in options.items():
         if name not in parameters:

@@ -169,6 +169,14 @@ class Served:
 
         return parse_options(extra_args, self)
 
+    def accepts(self, algorithm: str) -> bool:
+        """Whether a request may choose an algorithm."""
+        try:
+            self.choose({"algorithm": algorithm})
+        except SettingsError:
+            return False
+        return True
+
     def choose(self, options: Mapping[str, Any] | None = None) -> ResolvedDecoding:
         """Resolve the settings of a request with these options.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
-from vllm_dllm.decoding.names import MODELS, algorithms, other_kind
+from vllm_dllm.decoding.names import MODELS, algorithm_names, algorithms, other_kind
 from vllm_dllm.ranges import MOST_CHARACTERS, SettingsError, closest, cut, listed, nearest, shown
 from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (
@@ -43,8 +43,6 @@ OTHER_NAMES = {
 }
 # Their names for the block length, which is fixed for all requests of a server.
 BLOCK_LENGTHS = {"block_length", "block_size", "canvas_size"}
-# The extra arguments of a request that vLLM itself and its KV connectors read.
-VLLMS_OWN = {"kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode", "session_id"}
 
 
 def refuse_settings(
@@ -85,7 +83,8 @@ def refuse_settings(
             continue
         raise SettingsError(f"--additional-config: {problem}")
     known = NAMES | algorithm.config.ranges().keys()
-    elsewhere = _of_other_algorithms(algorithm, PREFIXES[SERVER])
+    usual = algorithm_names(algorithm.corruption, of_every_model=True)
+    elsewhere = _of_other_algorithms(algorithm, PREFIXES[SERVER], usual.__contains__)
     for name in OPTIONS.keys() - NAMES:
         elsewhere[name] = (
             f"dllm.{name} is an option of requests; send {REQUEST_PREFIX}{name} in vllm_xargs"
@@ -98,31 +97,39 @@ def refuse_settings(
 
 
 def refuse_options(
-    extra_args: Mapping[str, object], given: Iterable[str], algorithm: Algorithm
+    extra_args: Mapping[str, object],
+    given: Iterable[str],
+    algorithm: Algorithm,
+    accepts: Callable[[str], bool],
 ) -> None:
-    """Refuse extra arguments of a request that neither this package nor vLLM reads.
+    """Refuse extra arguments of a request that are meant for this package but not read by it.
+
+    All others are left to vLLM and its extensions.
 
     Args:
         extra_args: the extra arguments of a request.
         given: those that have our prefix, without it.
         algorithm: the request's algorithm.
+        accepts: whether the server accepts another algorithm.
 
     Raises:
         SettingsError: there is such an argument; the message says where it belongs.
     """
+    options = option_names()
     for name in extra_args:
-        if isinstance(name, str) and (name.startswith(REQUEST_PREFIX) or name in VLLMS_OWN):
+        if not isinstance(name, str) or name.startswith(REQUEST_PREFIX):
             continue
-        options = option_names()
         if name in options:
             raise SettingsError(
                 f"vllm_xargs: {name!r} is ignored; the option is {REQUEST_PREFIX + name!r}"
             )
-        raise SettingsError(
-            f"vllm_xargs: {shown(name)} is unknown and would be ignored; "
-            f"{_our_name(name, options, REQUEST_PREFIX)}"
-        )
-    elsewhere = _of_other_algorithms(algorithm, PREFIXES[REQUEST])
+        others = name.startswith(OTHERS_PREFIX) or name in BLOCK_LENGTHS | OTHER_NAMES.keys()
+        if others or closest(name, options) is not None:
+            raise SettingsError(
+                f"vllm_xargs: {shown(name)} is unknown and would be ignored; "
+                f"{_our_name(name, options, REQUEST_PREFIX)}"
+            )
+    elsewhere = _of_other_algorithms(algorithm, PREFIXES[REQUEST], accepts)
     for name in NAMES - OPTIONS.keys():
         elsewhere[name] = (
             f"{REQUEST_PREFIX}{name} is not an option of requests: the whole server has one value, "
@@ -172,12 +179,15 @@ def _our_name(name: object, known: Collection[str], prefix: str) -> str:
     return nearest(bare, known, prefix)
 
 
-def _of_other_algorithms(algorithm: Algorithm, prefix: str) -> dict[str, str]:
+def _of_other_algorithms(
+    algorithm: Algorithm, prefix: str, accepts: Callable[[str], bool]
+) -> dict[str, str]:
     """The settings that only other algorithms have, each with the sentence that refuses it.
 
     Args:
         algorithm: the algorithm in force.
         prefix: the prefix of settings where they are given.
+        accepts: whether another algorithm may be chosen there.
     """
     ranges, other = algorithm.config.ranges(), other_kind(algorithm.corruption)
     own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
@@ -190,13 +200,12 @@ def _of_other_algorithms(algorithm: Algorithm, prefix: str) -> dict[str, str]:
         sentence = (
             f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}; remove it"
         )
-        alike = owners(name, algorithm.corruption)
-        sentences[name] = (
-            f"{sentence}, or set {prefix}algorithm to {listed(alike, 'or')}"
-            if alike
-            else f"{sentence}, because it belongs to {listed(owners(name, other))}, for "
-            f"{MODELS[other]}"
-        )
+        alike, foreign = owners(name, algorithm.corruption), owners(name, other)
+        if chosen := [one for one in alike if accepts(one)]:
+            sentence += f", or set {prefix}algorithm to {listed(chosen, 'or')}"
+        elif not alike:
+            sentence += f", because it belongs to {listed(foreign)}, for {MODELS[other]}"
+        sentences[name] = sentence
     return sentences
 
 

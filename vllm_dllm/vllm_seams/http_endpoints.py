@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from vllm_dllm.frontend.http_request import Endpoints
+from vllm_dllm.settings.resolution import TRACING_OPTIONS
 from vllm_dllm.settings.unknown_names import option_names
 from vllm_dllm.vllm_seams.wrapping import Decorator, wrap
 
@@ -27,7 +28,8 @@ REQUESTS = (
 def apply() -> None:
     """Make the requests of a process that serves HTTP pass through the front end."""
     classes = tuple(getattr(import_module(module), name) for module, name in REQUESTS)
-    endpoints = Endpoints(classes, option_names())
+    # Others have a field `trace`, too, and no trace changes an answer.
+    endpoints = Endpoints(classes, option_names() - TRACING_OPTIONS.keys())
     handlers = import_module("vllm.entrypoints.serve.engine.serving").BaseServing
     wrap(handlers, "_check_model", _take(endpoints))
     parsers = import_module("vllm.parser").ParserManager

@@ -173,7 +173,6 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
         ({"grammar": "start: /(?=a)b/"}, {}, "lookahead"),
         ({"regex": "(a"}, {}, "not a regular expression"),
         ({"regex": r"(a)\1"}, {}, "groups"),
-        ({"choice": ["a"]}, {"stop": ["a"]}, "stop"),
         ({"choice": ["a"]}, {"stop_token_ids": [5]}, "stop_token_ids"),
         ({"choice": ["a"]}, {"ignore_eos": True}, "ignore_eos"),
         ({"choice": ["a"]}, {"min_tokens": 3}, "min_tokens"),

@@ -127,19 +127,24 @@ def test_what_conflicts_with_optional_tools_has_its_effect(server: Server) -> No
     assert all(any(name in line for line in said) for (name,) in CONFLICTS)
 
 
-@pytest.mark.parametrize("conflict", [{"stop": ["x"]}, *CONFLICTS], ids=str)
+@pytest.mark.parametrize("conflict", CONFLICTS, ids=str)
 def test_what_conflicts_with_a_constraint_that_was_asked_for(
     server: Server, conflict: dict[str, Any]
 ) -> None:
     (name,) = conflict
     form = {"response_format": {"type": "json_object"}}
     asked: list[dict[str, Any]] = [form, OPTIONAL | form, OPTIONAL | {"tool_choice": "required"}]
-    if name != "stop":
-        asked += [STRICT, OPTIONAL | {"vllm_xargs": {"diffusion_constraint_depth": 32}}]
+    asked += [STRICT, OPTIONAL | {"vllm_xargs": {"diffusion_constraint_depth": 32}}]
     for body in asked:
         refused = server.post("/v1/chat/completions", messages=ASK, **body, **conflict)
         assert refused.status_code == 400, body
         assert f"{name}" in refused.json()["error"]["message"]
+
+
+def test_a_text_ends_an_output_with_a_format(server: Server) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["abxc"]}}}
+    (choice,) = chat(server, response_format=form, stop=["x"])["choices"]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ('"ab', "x")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ GEMMA = ("DiffusionGemma",)
 COMPLETION: dict[str, Any] = {"prompt": "sort 61 35", "max_tokens": 8}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "sort 61 35"}], "max_tokens": 8}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
+SCHEMA = {"type": "string", "pattern": "(a"}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
@@ -53,11 +55,9 @@ NAMES = [
     Mistake(EVERY, {"threshold": 0.9}, "threshold is not read", '"diffusion_threshold": ...'),
     Mistake(EVERY, {"vllm_xargs": {"threshold": 0.9}}, "'threshold'", "'diffusion_threshold'"),
     Mistake(EVERY, {"extra_body": xargs(max_steps=4)}, "extra_body", "into the request itself"),
-    Mistake(EVERY, {"extra_args": {"a": 1}}, "extra_args", '{"vllm_xargs": {...}}'),
+    Mistake(EVERY, {"extra_args": {"diffusion_x": 1}}, "extra_args", '{"vllm_xargs": {...}}'),
     Mistake(EVERY, {"dllm": {"threshold": 0.9}}, "dllm", '{"vllm_xargs":'),
     Mistake(EVERY, xargs(execution="sync"), "diffusion_execution", "dllm.execution"),
-    Mistake(EVERY, {"guided_regex": "a"}, "guided_regex", "use structured_outputs"),
-    Mistake(EVERY, {"top_logprobs": 2}, "top_logprobs", "not supported on this endpoint"),
     Mistake(EVERY, {"vllm_xargs": [1]}, "vllm_xargs", "a valid dictionary", vllm=True),
     Mistake(EVERY, {"model": "gpt"}, "`gpt`", "Valid aliases: m", vllm=True),
 ]
@@ -166,7 +166,7 @@ VALUES = [
 UNSUPPORTED = [
     Mistake(EVERY, {"use_beam_search": True}, "use_beam_search", "remove it, and ask for several"),
     Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
-    Mistake(EVERY, {"echo": True, "logprobs": 1}, "echo asks for it", "remove it"),
+    Mistake(EVERY, {"echo": True, "logprobs": 1}, "echo with logprobs is not", "remove it"),
     Mistake(EVERY, {"bad_words": ["sort 61"]}, "bad_words", "only words of one token can"),
     Mistake(EVERY, {"thinking_token_budget": 5}, "thinking_token_budget", "remove it"),
     Mistake(EVERY, {"suffix": "b"}, "suffix", "only supported for models with FIM", vllm=True),
@@ -178,7 +178,8 @@ CHATS = [
         Mistake(EVERY, TOOLS | {"tool_choice": choice}, "tool", "--tool-call-parser", vllm=True)
         for choice in ("auto", "required", NAMED)
     ),
-    Mistake(EVERY, {"echo": True}, "echo asks for it", "remove it"),
+    Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
+    Mistake(EVERY, {"response_format": BAD_FORMAT}, "response_format: ", "missing )"),
     Mistake(EVERY, {"messages": []}, "empty conversation", "at least one message", vllm=True),
     Mistake(MASKED, image("data:image/png;base64,AAAA"), "m is", "not a multimodal", vllm=True),
     Mistake(GEMMA, image("x.png"), "The URL must be", "either a HTTP, data or file", vllm=True),

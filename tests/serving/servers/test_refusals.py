@@ -27,7 +27,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "response_format": ({"response_format": {"type": "json_object"}}, "structured"),
     "structured_outputs": ({"structured_outputs": {"regex": "a+"}}, "structured"),
-    "guided": ({"guided_regex": "a+"}, "structured_outputs"),
     "misspelt": ({"vllm_xargs": {"diffusion_treshold": 0.5}}, "diffusion_threshold"),
     "negative": ({"vllm_xargs": {"diffusion_threshold": -1}}, "diffusion_threshold"),
     "text": ({"vllm_xargs": {"diffusion_threshold": "high"}}, "diffusion_threshold"),
@@ -47,7 +46,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "diffusion_max_post_edit_steps must be at most 32",
     ),
-    "elsewhere": ({"top_logprobs": 2}, "top_logprobs is not supported on this endpoint"),
+    "misplaced": ({"diffusion_max_steps": 2}, "diffusion_max_steps belongs in vllm_xargs"),
+    "nested": ({"extra_body": {"vllm_xargs": {"diffusion_max_steps": 2}}}, "extra_body"),
     "empty-prompt": ({"prompt": []}, ""),
     "out-of-vocabulary": ({"prompt": [5, 512]}, ""),
 }
@@ -90,35 +90,11 @@ def test_a_stream_is_refused_before_it_begins(
     assert name in response.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("bad_words", ["t5"]), ("n", 2), ("min_tokens", 3), ("max_tokens", 5)),
-        *(("allowed_token_ids", [5]), ("logprobs", True), ("echo", True), ("messages", [])),
-        *(("prompt_logprobs", 1), ("use_beam_search", True), ("thinking_token_budget", 1)),
-    ],
-)
-def test_responses_honours_or_refuses(server: Server, name: str, value: Any) -> None:
-    """VLLM passes over what its class of these requests does not know."""
-    response = server.post("/v1/responses", input="t5 t6", max_output_tokens=8, **{name: value})
-    assert response.status_code == 400, response.text
-    assert f"{name} is not supported on this endpoint" in response.text
-
-
-def test_responses_takes_what_changes_nothing(server: Server) -> None:
-    """Clients send defaults; and of fields that nobody knows vLLM says nothing for any model."""
-    same = {"n": 1, "min_tokens": 0, "bad_words": None, "echo": False, "of_nobody": 1}
-    response = server.post("/v1/responses", input="t5 t6", max_output_tokens=8, **same)
-    assert response.status_code == 200, response.text
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("structured_outputs", {"regex": "a+"}, "is not supported on this endpoint"),
-        ("seed", 5, "is not supported on this endpoint"),
-        ("guided_regex", "a+", "structured_outputs"),
+        ("threshold", 0.9, "diffusion_threshold"),
         ("diffusion_max_steps", 8, "belongs in vllm_xargs"),
         ("vllm_xargs", {"diffusion_max_step": 8}, "diffusion_max_steps"),
     ],
@@ -126,19 +102,11 @@ def test_responses_takes_what_changes_nothing(server: Server) -> None:
 def test_messages_honours_or_refuses(
     server: Server, name: str, value: Any, complaint: str, streamed: bool
 ) -> None:
-    """VLLM drops what its class of Anthropic's requests does not know."""
+    """VLLM drops what its class of Anthropic's requests does not know, our options too."""
     body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8, name: value}
     response = server.post("/v1/messages", stream=streamed, **body)
     assert response.status_code == 400, response.text
     assert name.removeprefix("vllm_xargs") in response.text and complaint in response.text
-
-
-def test_messages_takes_what_changes_nothing(server: Server) -> None:
-    """Fields of Anthropic's own API, defaults, and what nobody knows."""
-    same = {"service_tier": "standard_only", "metadata": {"user_id": "1"}, "seed": None, "no": 1}
-    body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8}
-    response = server.post("/v1/messages", **body, **same)
-    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("field", ["diffusion_algorithm", "name", "regex"])
