@@ -105,7 +105,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         ValueError: a line cannot be used, only some have an answer, or there is none.
     """
-    rows = read_prompts(path, output="--score-command")
+    rows = read_prompts(path, "output")
     answers = sum("answer" in row for row in rows)
     if not rows or answers not in (0, len(rows)):
         raise ValueError(f"{path}: {answers} of {len(rows)} prompts have an answer")
