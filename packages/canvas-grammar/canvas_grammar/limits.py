@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -51,9 +53,15 @@ class CompileLimits:
     steps: int = 20_000_000
 
 
-def begin(limits: CompileLimits) -> None:
-    """Count the steps of a compilation that begins in this context."""
-    _steps.set([limits.steps, limits.steps])
+@contextmanager
+def counted(limits: CompileLimits) -> Iterator[list[int]]:
+    """Count the steps of a compilation; yields how many are left, and the most."""
+    steps = [limits.steps, limits.steps]
+    token = _steps.set(steps)
+    try:
+        yield steps
+    finally:
+        _steps.reset(token)
 
 
 def spend(steps: int) -> None:

@@ -7,6 +7,7 @@ from zoneinfo import available_timezones
 
 import pytest
 from canvas_grammar import CompileLimits, Constraint, ConstraintError, limits
+from canvas_grammar.automaton import compilation
 from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar_support.helpers import pieces, record, tiny
 
@@ -14,9 +15,15 @@ ZONES = Constraint.from_value("json_schema", record(zone={"enum": sorted(availab
 
 
 def steps(constraint: Constraint) -> int:
-    compile_constraint(constraint, pieces(), CompileLimits())
-    left, most = limits._steps.get()
-    return most - left
+    with limits.counted(CompileLimits()) as counts:
+        compilation._compiled(constraint, pieces(), CompileLimits())
+    return counts[1] - counts[0]
+
+
+def test_a_count_ends_with_its_compilation() -> None:
+    with pytest.raises(ConstraintError, match="more than 1 steps"):
+        compile_constraint(ZONES, pieces(), replace(CompileLimits(), steps=1))
+    limits.spend(10**12)
 
 
 def test_real_use_is_far_from_the_limit() -> None:
