@@ -3,9 +3,9 @@
     .venv/bin/python -m examples.tiny.tasks --held-out 20 > problems.jsonl
     .venv/bin/python examples/offline_batch.py problems.jsonl answers.jsonl
 
-Each line has a "prompt"; the output repeats the line and adds an "answer". The default is the tiny
-model of this repository, which knows these problems; `--model inclusionAI/LLaDA2.0-mini` asks a
-real one.
+Each line has a "prompt" or "messages"; the output repeats the line and adds an "answer". The
+default is the tiny model of this repository, which knows these problems; `--model
+inclusionAI/LLaDA2.0-mini` asks a real one.
 """
 
 import argparse
@@ -15,21 +15,22 @@ from pathlib import Path
 from tqdm import tqdm
 from vllm import LLM
 
+from vllm_dllm.commands.prompt_file import conversation, read_prompts
+
 TINY = Path(__file__).resolve().parent / "tiny" / "checkpoints" / "tiny-llada2"
 # For a laptop; leave them out on a GPU.
 SMALL = {"enforce_eager": True, "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
 
 
 def main(llm: LLM, source: Path, target: Path, chunk: int, max_tokens: int) -> None:
-    records = [json.loads(line) for line in source.read_text().splitlines()]
-    done = len(target.read_text().splitlines()) if target.exists() else 0
+    records = read_prompts(source)
+    done = target.read_bytes().count(b"\n") if target.exists() else 0
     params = llm.get_default_sampling_params()
     params.max_tokens = max_tokens
     with target.open("a") as sink, tqdm(total=len(records), initial=done, unit="prompt") as bar:
         for start in range(done, len(records), chunk):
             part = records[start : start + chunk]
-            messages = [[{"role": "user", "content": record["prompt"]}] for record in part]
-            outputs = llm.chat(messages, params, use_tqdm=False)
+            outputs = llm.chat([*map(conversation, part)], params, use_tqdm=False)
             for record, output in zip(part, outputs, strict=True):
                 answer = {"answer": output.outputs[0].text}
                 sink.write(json.dumps(record | answer) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 
 from tests.support.statistics import wilson_interval
 from vllm_dllm.commands import tune
+from vllm_dllm.commands.prompt_file import conversation
 from vllm_dllm.commands.sweep import (
     Part,
     Setting,
@@ -27,6 +29,7 @@ from vllm_dllm.commands.sweep import (
     winner,
 )
 from vllm_dllm.commands.sweep_report import as_yaml, draw, print_table
+from vllm_dllm.decoding import EditTokens
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
@@ -239,9 +242,22 @@ def test_measurements_of_another_sweep_are_refused(tmp_path: Path) -> None:
     ("lines", "complaint"),
     [
         ("", "0 of 0 prompts have an answer"),
-        ("[]", "1 is not an object with a prompt or with messages"),
-        ('{"prompt": "a"}\n{"prompt"', "2 is not an object with a prompt"),
-        ('{"prompt": "a", "messages": []}', "1 is not an object with a prompt"),
+        ("[]", r"1: \[\] is not an object with a prompt or with messages"),
+        ('{"prompt": "a"}\n\n{"prompt"', "3: Expecting ':' delimiter"),
+        ('{"prompt": "a", "messages": []}', "1: .* is not an object with a prompt"),
+        ('{"prompt": "a"}\nnull', "2: None is not an object with a prompt"),
+        ('{"prompt": 5}', "1: messages need .* a prompt a text: .*5"),
+        ('{"prompt": null}', "1: messages need .* a prompt a text: .*None"),
+        ('{"messages": []}', "1: messages need a role"),
+        ('{"messages": null}', "1: messages need a role"),
+        ('{"messages": ["a"]}', "1: messages need a role"),
+        (
+            '{"messages": [{"role": "user", "content": null}]}',
+            "1: messages need a role",
+        ),
+        ('{"messages": [{"content": "a"}]}', "1: messages need a role"),
+        ('{"prompt": "a", "answer": null}', "1: an answer may not be null"),
+        ("[" * 100_000, "1: maximum recursion depth"),
         ('{"prompt": "a", "output": "b"}', "1: the name 'output' is for --score-command"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "c"}', "1 of 2 prompts have an answer"),
     ],
@@ -251,6 +267,47 @@ def test_data_that_cannot_be_used(tmp_path: Path, lines: str, complaint: str) ->
     path.write_text(lines)
     with pytest.raises(ValueError, match=complaint):
         tune.read_rows(path)
+
+
+def test_lines_end_only_in_line_feeds(tmp_path: Path) -> None:
+    """Blank lines and a byte order mark are no prompts; other ends of lines are part of one."""
+    path = tmp_path / "data.jsonl"
+    texts = [f"a{end}b" for end in "\u2028\u2029\x85\x0b\x0c\x1c"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=text[1] < " ") for text in texts]
+    path.write_bytes(("\ufeff" + "\r\n".join([*lines, "", " "]) + "\n").encode())
+    assert sorted(row["prompt"] for row in tune.read_rows(path)) == sorted(texts)
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}')
+    with pytest.raises(ValueError, match=r"data\.jsonl:2: .*utf-8"):
+        tune.read_rows(path)
+
+
+def test_messages_of_every_kind_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
+    ]
+    path.write_text(json.dumps({"messages": said}))
+    [row] = tune.read_rows(path)
+    assert conversation(row) == said
+    assert conversation({"prompt": ""}) == [{"role": "user", "content": ""}]
+
+
+def test_a_model_that_edits_races_with_its_own_rules() -> None:
+    """Catches a careful setting that wrote the ids of edits into texts."""
+    served = replace(
+        SERVED, own_algorithm="JointThresholdInDel", edit_tokens=EditTokens(299, 290, 291)
+    )
+    careful, *others = settings_of(served)
+    assert careful.options == {"algorithm": "JointThresholdInDel"}
+    assert others and all(each.choice.algorithm.moves for each in others)
+    with pytest.raises(SettingsError, match="LowConfidence would write the ids of edits"):
+        settings_of(served, ["LowConfidence"])
+    other_rule = replace(served, settings=DllmSettings(algorithm="LowConfidence"))
+    assert all(each.choice.algorithm.moves for each in settings_of(other_rule))
+    assert settings_of(SERVED)[0].options == {"algorithm": "LowConfidence", "threshold": 1.0}
 
 
 def test_data_is_shuffled_always_in_the_same_way(tmp_path: Path) -> None:

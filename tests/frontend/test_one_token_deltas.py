@@ -201,3 +201,17 @@ def test_a_stream_without_text() -> None:
     made = subject.made(one_token_at_a_time(subject.parser), subject.request)
     assert made.parse_delta("", [], subject.request, [1], finished=False) is None
     assert made.parse_delta("", [], subject.request, [1], finished=True) is None
+
+
+def test_ids_that_the_tokenizer_does_not_have() -> None:
+    """A head has more rows than its tokenizer has tokens; what they write has no text."""
+    subject = Subject("qwen3", "hermes")
+    parser = one_token_at_a_time(subject.parser)
+    for seed in range(4):
+        case = Case(subject, seed)
+        plain = streamed(subject, case.ids, case.prompt, repeat(32), Stop())
+        for place in range(0, 3 * len(case.ids), 3):
+            case.ids.insert(place % len(case.ids), len(subject.tokenizer) + place)
+        assert [*case.differences((1, 4, 32, 256), Stop(), parser)] == []
+        found = streamed(subject, case.ids, case.prompt, repeat(32), Stop())
+        assert "".join(delta.text for delta in found) == "".join(delta.text for delta in plain)

@@ -96,3 +96,10 @@ def test_a_terminal_obeys_no_token(text: str) -> None:
     assert len(shown) == len(text)
     assert shown.isprintable()
     shown.encode()
+
+
+def test_a_token_without_a_text_is_shown_as_its_id() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, no_color=True, highlight=False)
+    Screen(console, lambda token: "" if token == 7 else f"{token}").show(0, BLOCK)
+    assert out.getvalue().splitlines()[-2] == "9<7>84"

@@ -22,6 +22,8 @@ from typing import Any
 START_SECONDS = 240
 STOP_SECONDS = 15
 SERVED_NAME = "demo"
+# The text after "LEVEL date time [file:line]".
+MESSAGE = re.compile(r"[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]\n]+\] (.*)")
 
 
 class ServerError(RuntimeError):
@@ -77,15 +79,19 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
             renew = "\r\033[K" if sys.stdout.isatty() else ""
             print(f"{renew}ready after {time.monotonic() - begin:.0f} s")
             return
-        show_progress(time.monotonic() - begin, tail(log, 1))
+        show_progress(time.monotonic() - begin, last_message(log))
         time.sleep(0.5)
     raise ServerError(f"\nthe server was not ready after {START_SECONDS} s:\n{tail(log, 30)}")
 
 
-def show_progress(seconds: float, last_line: str) -> None:
+def last_message(log: Path) -> str:
+    """The beginning of vLLM's last message; warnings of Python and others write to its log, too."""
+    found = MESSAGE.findall(log.read_text(errors="replace"))
+    return found[-1].strip()[:60] if found else ""
+
+
+def show_progress(seconds: float, phase: str) -> None:
     """Show one line that is updated in place; if the output is a file, a line every ten seconds."""
-    # The text after vLLM's "(process) LEVEL date time [file:line]".
-    phase = re.sub(r"^.*?\] ", "", last_line).strip()[:60]
     if sys.stdout.isatty():
         print(f"\r\033[K{seconds:4.0f} s  {phase}", end="", flush=True)
     elif seconds % 10 < 0.5:

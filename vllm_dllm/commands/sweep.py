@@ -183,21 +183,27 @@ def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]
     """All settings that take part: the careful one, the server's own, and a grid per algorithm.
 
     Carefully, a masked model decides one position in each pass, the most probable one. For a model
-    of uniform noise, the careful setting is the server's own.
+    of uniform noise, the careful setting is the server's own. A model that edits has its own rule
+    as the careful one, and no rule takes part that would write the ids of edits into texts.
 
     Args:
         served: the server's settings.
         algorithms: names of the algorithms whose grids are tried; none means all.
 
     Raises:
-        SettingsError: the model has no such algorithm.
+        SettingsError: the model has no such algorithm, or it is not for this model.
     """
     asked: list[dict[str, Any]] = [{}]
-    if served.corruption == "mask":
+    edits = served.edit_tokens is not None
+    if edits:
+        asked.insert(0, {"algorithm": served.own_algorithm})
+    elif served.corruption == "mask":
         asked.insert(0, {"algorithm": "LowConfidence", "threshold": 1.0})
     for name in algorithms or served.algorithm_names:
         try:
             plain = served.choose({"algorithm": name})
+            if edits and not plain.algorithm.moves:
+                raise SettingsError(f"{name} would write the ids of edits into texts")
         except SettingsError:
             if algorithms:
                 raise
@@ -208,6 +214,8 @@ def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]
     found: dict[tuple[Any, ...], Setting] = {}
     for options in asked:
         choice = served.choose(options)
+        if edits and not choice.algorithm.moves:  # the server's own
+            continue
         values = [f"{name}={value:g}" for name, value in options.items() if name != "algorithm"]
         name = " ".join([options.get("algorithm", "default"), *values])
         key = choice.algorithm.name, choice.settings, choice.max_steps

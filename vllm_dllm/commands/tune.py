@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import installation, sweep, sweep_report
+from vllm_dllm.commands.prompt_file import Row, conversation, read_prompts
 from vllm_dllm.commands.show_config import reason
 from vllm_dllm.commands.sweep import Part, Setting
 from vllm_dllm.ranges import shown
@@ -36,8 +37,6 @@ PASSES = "vllm:diffusion_num_denoising_steps"  # vLLM's counter of passes over c
 # What the measurements do not depend on, so that the same file serves another race. The prompts
 # themselves are compared.
 OF_THE_RACE = frozenset({"data", "tolerance", "algorithms", "output"})
-
-Row = dict[str, Any]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -104,19 +103,9 @@ def read_rows(path: Path) -> list[Row]:
     """The lines of a data file, shuffled, so that every part is like the whole.
 
     Raises:
-        ValueError: a line is not an object with a prompt or messages, only some have an answer, or
-            there is none.
+        ValueError: a line cannot be used, only some have an answer, or there is none.
     """
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        row = None
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-        if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
-            raise ValueError(f"{path}:{number} is not an object with a prompt or with messages")
-        if "output" in row:
-            raise ValueError(f"{path}:{number}: the name 'output' is for --score-command")
-        rows.append(row)
+    rows = read_prompts(path, "output")
     answers = sum("answer" in row for row in rows)
     if not rows or answers not in (0, len(rows)):
         raise ValueError(f"{path}: {answers} of {len(rows)} prompts have an answer")
@@ -256,7 +245,7 @@ class Bench:
             params.max_tokens, params.seed = self.max_tokens, number
             params.extra_args = {f"diffusion_{name}": it for name, it in setting.options.items()}
             asked.append(params)
-            chats.append(row.get("messages") or [{"role": "user", "content": row["prompt"]}])
+            chats.append(conversation(row))
         return [output.outputs[0] for output in self.llm.chat(chats, asked, use_tqdm=False)]
 
     def passes(self) -> float:

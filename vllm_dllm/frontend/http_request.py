@@ -41,6 +41,7 @@ class HttpRequest:
 
     Attributes:
         path: path of its endpoint; empty if vLLM's handlers are called without a server.
+        client: who sends it, by API key or address.
         request: the request as vLLM's handler received it; None for an endpoint that generates
             nothing.
         asks_for_calls: see `tool_calls.asks_for_calls`.
@@ -51,6 +52,7 @@ class HttpRequest:
     """
 
     path: str = ""
+    client: str = ""
     request: Any = None
     asks_for_calls: bool | None = None
     constrained_by: str = ""

@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from vllm import envs
 from vllm.entrypoints.anthropic.api_router import translate_error_response
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
@@ -71,7 +73,7 @@ class StatusAfterAdmission:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        http, held, begun = HttpRequest(path=scope["path"]), list[Message](), False
+        http, held, begun = HttpRequest(scope["path"], client_of(scope)), list[Message](), False
 
         async def release() -> None:
             while held:
@@ -107,6 +109,14 @@ class StatusAfterAdmission:
         if http.traced and held:
             held = _with_traces(held, http)
         await release()
+
+
+def client_of(scope: Message) -> str:
+    """Who sends a request: its API key, if that is one of the server's, or else its address."""
+    key = Headers(scope=scope).get("Authorization", "").partition(" ")[2]
+    if key and key in (scope["app"].state.args.api_key or [envs.VLLM_API_KEY]):
+        return key
+    return str((scope.get("client") or [""])[0])
 
 
 def _may_begin(http: HttpRequest, held: list[Message]) -> bool:

@@ -160,9 +160,10 @@ class _TokenTexts:
         while self._waiting and (finished or self._waiting[0][1] <= len(self._text)):
             token, length = self._waiting.popleft()
             if not length:
-                # vLLM's derenderer shows a special token although the request hides it.
+                # vLLM's derenderer shows a special token although the request hides it. A head may
+                # have more rows than the tokenizer has tokens; such an id has no name.
                 [name] = self._tokenizer.convert_ids_to_tokens([token])
-                length = len(name) if self._text.startswith(name) else 0
+                length = len(name) if name and self._text.startswith(name) else 0
             if finished and not self._waiting:
                 length = len(self._text)
             own, self._text = self._text[:length], self._text[length:]

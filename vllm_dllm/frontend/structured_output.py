@@ -188,7 +188,8 @@ class StructuredOutput:
                 )
             thought = vars(params).get(THOUGHT)
             constraint = replace(constraint, depth=depth, hides_special=hides, thought=thought)
-            return self._pool.submit(constraint, http is None or http.request is None)
+            patient = http is None or http.request is None
+            return self._pool.submit(constraint, patient, http.client if http else "")
         except (ConstraintError, BusyError) as error:
             raise _for_client(error) from error
 

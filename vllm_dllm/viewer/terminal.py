@@ -159,7 +159,7 @@ class Screen:
         line = Text()
         plain = self.console.no_color
         for kind, token in cells:
-            text = OPEN if token is None else visible(self.text_of(token))
+            text = OPEN if token is None else visible(self.text_of(token) or f"<{token}>")
             before, after = MARKS.get(kind, ("", "")) if plain else ("", "")
             line.append(before + text + after, style="" if plain else STYLES[kind])
         return line

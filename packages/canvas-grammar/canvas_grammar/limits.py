@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 # Length of an error message, which may quote what a client sent.
 MOST_CHARACTERS = 1000
+# The steps that the compilation in this context may still take, and the most it may take.
+_steps: ContextVar[list[int]] = ContextVar("steps")
 
 
 class ConstraintError(ValueError):
@@ -20,8 +25,8 @@ class ConstraintError(ValueError):
 class CompileLimits:
     """Caps on a constraint. One that exceeds a cap is refused with a message that names the cap.
 
-    They bound neither CPU time nor memory. A service that accepts constraints from others must
-    compile them in a process that has such limits.
+    They do not bound what `outlines_core` takes. A service that accepts constraints from others
+    must compile them in a process with a limit of memory.
 
     Attributes:
         characters: length of the constraint as it was sent.
@@ -34,6 +39,7 @@ class CompileLimits:
         byte_states: states of the automata over bytes, without common endings.
         cells: entries of the table from states and kinds of tokens to what they do.
         window_states: the approximate number of states that a canvas is decoded with.
+        steps: what all loops of a compilation may do together, see `spend`.
     """
 
     characters: int = 256 << 10
@@ -44,3 +50,31 @@ class CompileLimits:
     byte_states: int = 24_000
     cells: int = 48 << 20
     window_states: int = 2048
+    steps: int = 20_000_000
+
+
+@contextmanager
+def counted(limits: CompileLimits) -> Iterator[list[int]]:
+    """Count the steps of a compilation; yields how many are left, and the most."""
+    steps = [limits.steps, limits.steps]
+    token = _steps.set(steps)
+    try:
+        yield steps
+    finally:
+        _steps.reset(token)
+
+
+def spend(steps: int) -> None:
+    """Count steps of the compilation in this context; one takes about a microsecond.
+
+    Unlike time, their number does not depend on the machine, so neither does a refusal.
+
+    Raises:
+        ConstraintError: there are too many.
+    """
+    if (left := _steps.get(None)) is not None:
+        left[0] -= steps
+        if left[0] < 0:
+            raise ConstraintError(
+                f"the constraint takes more than {left[1]} steps to compile; make it smaller"
+            )

@@ -1,9 +1,11 @@
 """A pool of processes that compiles each constraint only once.
 
-Constraints wait in one queue for one of a few processes (`pool_process`). The verdict on one is an
-automaton or a refusal. It is cached, and the same constraint gets it immediately when it is sent
-again. A `BusyError` is not a verdict and is not cached: the constraint has waited too long, or its
-process was killed.
+Constraints wait for one of a few processes (`pool_process`), and those of the client that has used
+the least time go first. Whoever waits interrupts a constraint that takes long and has no more right
+to a process; it begins anew later, with a longer share. The verdict on one is an automaton or a
+refusal. It is cached, and the same constraint gets it immediately when it is sent again. A
+`BusyError` is not a verdict and is not cached: the constraint has waited too long, or its process
+was killed.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
-from queue import SimpleQueue
 
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.vocabulary import Vocabulary
@@ -38,9 +40,17 @@ COMPILER = "canvas_grammar.pool_process"
 CACHE_BYTES, REFUSAL_BYTES = 256 << 20, 1 << 10
 # A process that dies is replaced, and its constraint is compiled again.
 ATTEMPTS = 2
-# The first byte of a process' answer.
+# The first byte of what a process sends.
+READY = b"."  # it has started
 COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
+INTERRUPTED = b"!"
+INTERRUPT = signal.SIGUSR2
+# So many shares pass before a constraint is interrupted for another one of the same client, because
+# one that is begun anew loses what was done.
+OF_ONE_CLIENT = 5
+# How often somebody looks whether a compilation should be interrupted.
+LOOK_SECONDS = 0.2
 CLOSED = "no more constraints are compiled: their pool is closed"
 
 
@@ -53,15 +63,19 @@ class PoolLimits:
     """What a constraint may cost.
 
     Attributes:
-        cpu_seconds: CPU time of a compilation. A limit on wall time would refuse constraints on a
-            busy machine that it serves on an idle one.
+        share_seconds: wall time that a constraint gets before others may interrupt it; twice as
+            much each further time.
+        cpu_seconds: CPU time after which a process is taken to be stuck. It is the last resort:
+            what a constraint may cost is counted in steps and in memory, so that a verdict does not
+            depend on the machine.
         memory_bytes: memory that the compiling process may use in addition to its idle size.
         wait_seconds: wall time that a constraint may wait for others to be compiled, if it was
             submitted without `patient`.
     """
 
-    cpu_seconds: float = 1.5
-    memory_bytes: int = 1 << 30
+    share_seconds: float = 1.0
+    cpu_seconds: float = 300.0
+    memory_bytes: int = 512 << 20
     wait_seconds: float = 10.0
 
 
@@ -76,12 +90,16 @@ class _Job:
         key: what its verdict is cached under.
         constraint: what to compile.
         until: the time, on the clock of `time.monotonic`, at which its caller stops waiting.
+        share: the seconds after which it may be interrupted.
+        clients: who has sent it.
         future: receives the automaton, or the error.
     """
 
     key: bytes
     constraint: Constraint
     until: float
+    share: float
+    clients: set[str] = field(default_factory=set)
     future: Future[CompiledConstraint] = field(default_factory=Future)
 
 
@@ -110,14 +128,18 @@ class CompilerPool:
         self.limits, self._logger = limits or PoolLimits(), logger
         self._processes = [_Process(read_vocabulary, self.limits, logger) for _ in range(processes)]
         # Guards everything below. Reentrant, because the garbage collector may call `close`.
-        self._lock = threading.RLock()
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Condition(threading.RLock())
+        self._waiting: list[_Job] = []
+        # The seconds that constraints of the clients of all jobs have taken.
+        self._used: dict[str, float] = {}
         self._jobs: dict[bytes, _Job] = {}
         self._verdicts: OrderedDict[bytes, Future[CompiledConstraint]] = OrderedDict()
         self._verdict_bytes = 0
         self._started = self._closed = False
 
-    def submit(self, constraint: Constraint, patient: bool = True) -> Future[CompiledConstraint]:
+    def submit(
+        self, constraint: Constraint, patient: bool = True, client: str = ""
+    ) -> Future[CompiledConstraint]:
         """Return a future of the automaton; it is done immediately if the verdict is cached.
 
         The future raises `ConstraintError` if the constraint cannot be served, and `BusyError` if
@@ -126,6 +148,7 @@ class CompilerPool:
         Args:
             constraint: what to compile.
             patient: wait for as long as it takes, not only for ``limits.wait_seconds``.
+            client: who sends it; clients share the processes evenly.
 
         Raises:
             BusyError: the pool is closed.
@@ -140,19 +163,22 @@ class CompilerPool:
                 return self._verdicts[key]
             job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[key] = _Job(key, constraint, until)
-                self._queue.put(job)
+                job = self._jobs[key] = _Job(key, constraint, until, self.limits.share_seconds)
+                self._waiting.append(job)
+                self._lock.notify()
                 self._start_threads()
             job.until = max(job.until, until)
+            job.clients.add(client)
+            self._used.setdefault(client, min(self._used.values(), default=0.0))
             return job.future
 
     def close(self) -> None:
         """Kill the processes. Constraints that are not compiled yet get a `BusyError`."""
         with self._lock:
             self._closed = True
+            self._lock.notify_all()
         for process in self._processes:
             process.close()
-            self._queue.put(None)
 
     def _start_threads(self) -> None:
         if not self._started:
@@ -162,22 +188,58 @@ class CompilerPool:
 
     def _serve(self, process: _Process) -> None:
         """Compile one constraint at a time until the pool is closed."""
-        while (job := self._queue.get()) is not None:
-            outcome: Outcome
+        while (job := self._next()) is not None:
+            outcome: Outcome | None
+            began = time.monotonic()
             try:
-                if time.monotonic() > job.until:
+                if began > job.until:
                     waited = f"it has waited for {self.limits.wait_seconds:g} seconds"
                     raise BusyError(f"{waited} while others were compiled: busy, try again")
-                outcome = process.compile(job.constraint)
+                outcome = process.compile(job.constraint, partial(self._must_yield, job))
             except (ConstraintError, BusyError) as error:
                 outcome = error
             except Exception as error:  # whatever the error is, no caller may wait forever
                 self._logger.exception("A constraint was not compiled.")
                 outcome = BusyError(f"it was not compiled ({type(error).__name__}); try again")
-            self._settle(job, outcome)
+            self._settle(job, outcome, time.monotonic() - began)
 
-    def _settle(self, job: _Job, outcome: Outcome) -> None:
-        """Cache a verdict, and resolve the future of every caller that waits for it."""
+    def _next(self) -> _Job | None:
+        """Wait for a constraint, and take the first; None once the pool is closed."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return None
+            now = time.monotonic()
+            job = min(self._waiting, key=lambda job: (now <= job.until, self._rank(job)))
+            self._waiting.remove(job)
+            return job
+
+    def _rank(self, job: _Job, seconds: float = 0.0) -> tuple[float, float]:
+        """The lower, the sooner; `seconds` is how long it has run."""
+        return min(map(self._used.__getitem__, job.clients)) + seconds, job.share
+
+    def _must_yield(self, job: _Job, seconds: float) -> bool:
+        """Whether a constraint that has run for so long must let another one go first."""
+        with self._lock:
+            own = self._rank(job, seconds)
+            return any(
+                self._rank(it) < own
+                and seconds > job.share * (OF_ONE_CLIENT if it.clients & job.clients else 1)
+                for it in self._waiting
+            )
+
+    def _settle(self, job: _Job, outcome: Outcome | None, seconds: float) -> None:
+        """Cache a verdict, and resolve the future of every caller that waits for it.
+
+        Without an outcome, because it was interrupted, the constraint waits again.
+        """
+        with self._lock:
+            for client in job.clients:
+                self._used[client] += seconds
+            if outcome is None:
+                job.share *= 2
+                self._waiting.append(job)
+                return
         if isinstance(outcome, CompiledConstraint) and outcome.facts.ignored:
             self._logger.info("%s", outcome.facts.remark())
         with self._lock:
@@ -186,6 +248,8 @@ class CompilerPool:
             else:
                 job.future.set_exception(outcome)
             del self._jobs[job.key]
+            active = set().union(*(other.clients for other in self._jobs.values()))
+            self._used = {client: self._used[client] for client in active}
             if not isinstance(outcome, BusyError):
                 self._verdicts[job.key] = job.future
                 self._verdict_bytes += _size(job.future)
@@ -216,8 +280,14 @@ class _Process:
         self._connection: Connection | None = None
         self._closed = False
 
-    def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Return the automaton of a constraint.
+    def compile(
+        self, constraint: Constraint, must_yield: Callable[[float], bool]
+    ) -> CompiledConstraint | None:
+        """Return the automaton of a constraint, or None if it was interrupted.
+
+        Args:
+            constraint: what to compile.
+            must_yield: called with the seconds that it has taken; whether to interrupt it.
 
         Raises:
             ConstraintError: the constraint cannot be served.
@@ -227,6 +297,10 @@ class _Process:
             try:
                 connection = self._connection or self._start()
                 connection.send(constraint)
+                began = time.monotonic()
+                while not connection.poll(LOOK_SECONDS):
+                    if must_yield(time.monotonic() - began):
+                        self._signal(INTERRUPT)
                 answer = connection.recv_bytes()
             except (EOFError, OSError) as error:
                 self._kill()
@@ -235,6 +309,8 @@ class _Process:
                 continue
             if answer[:1] == REFUSED:
                 raise ConstraintError(answer[1:].decode())
+            if answer == INTERRUPTED:
+                return None
             return CompiledConstraint(answer[1:])
         raise BusyError("the process that compiled it was killed: busy, try again")
 
@@ -259,12 +335,18 @@ class _Process:
             )
             self._connection = ours
         ours.send((vocabulary, self._limits))
+        ours.recv_bytes()  # until it is ready, it cannot be interrupted
         return ours
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the process and its fork."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                os.killpg(self._process.pid, number)
 
     def _kill(self) -> None:
         with self._lock:
+            self._signal(signal.SIGKILL)
             process, self._process, self._connection = self._process, None, None
             if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

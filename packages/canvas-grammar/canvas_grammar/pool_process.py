@@ -2,9 +2,9 @@
 
 It reads the vocabulary and then one constraint at a time from the connection whose file descriptor
 it is given, and answers each (see `pool`). Each constraint is compiled in a fork of this process
-whose memory and CPU time the kernel limits: a library that a hostile constraint keeps busy cannot
-be interrupted, but a process can be killed. Because the limit is CPU time, a verdict does not
-depend on how busy the machine is.
+whose memory the kernel limits, and as a last resort its CPU time: a library that a hostile
+constraint keeps busy cannot be interrupted, but a process can be killed. The parent kills it, too,
+with `INTERRUPT`, to let another constraint go first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.constraint import Constraint
 from canvas_grammar.limits import CompileLimits, ConstraintError
-from canvas_grammar.pool import COMPILED, REFUSED, PoolLimits
+from canvas_grammar.pool import COMPILED, INTERRUPT, INTERRUPTED, READY, REFUSED, PoolLimits
 from canvas_grammar.preloading import preload
 
 # Signals sent to a fork from outside; any other signal is caused by the constraint itself.
@@ -37,18 +37,22 @@ def main() -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     os.nice(NICENESS)
+    signal.signal(INTERRUPT, signal.SIG_IGN)  # it is sent to the whole group
     vocabulary, limits = connection.recv()
     preload()
     # Output that libraries print about a client's constraint does not belong in the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, ConnectionError):
+        connection.send_bytes(READY)
         while True:
             constraint = connection.recv()
             fork = os.fork()
             if fork == 0:
                 _run_in_fork(connection, constraint, vocabulary, limits)
             _, status = os.waitpid(fork, 0)
-            if status != 0:
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == INTERRUPT:
+                connection.send_bytes(INTERRUPTED)
+            elif status != 0:
                 connection.send_bytes(REFUSED + _cause_of_death(status, limits).encode())
 
 
@@ -58,6 +62,7 @@ def _run_in_fork(
     """Compile, send the answer and exit; control never returns to the caller's code."""
     status = 1
     try:
+        signal.signal(INTERRUPT, signal.SIG_DFL)
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[0])
         most = pages * resource.getpagesize() + limits.memory_bytes
@@ -66,6 +71,7 @@ def _run_in_fork(
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
         answer = compile_packed(constraint, vocabulary, limits)
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(INTERRUPT, signal.SIG_IGN)
         connection.send_bytes(answer)
         status = 0
     finally:

@@ -25,7 +25,7 @@ OF_SUITE, OF_SUITE_LARGE, OF_REAL, OF_REAL_LARGE = (PART,) * 4 if PART else (24,
 WALKS = 10
 REASONS = {*KEYWORDS, "size", "false"}
 # Groups of real schemas of which some have patterns that take minutes to become automata. A server
-# gives them up after 1.5 seconds, and here nothing ends a compilation.
+# lets others go first, and here nothing ends a compilation.
 WITH_LONG_ONES = ("Handwritten", "JsonSchemaStore", "Snowplow")
 
 

@@ -148,8 +148,7 @@ def test_hostile_constraints(server: Server, case: str, stream: bool) -> None:
         assert reason in response.text, response.text[:500]
         assert len(response.text) < 2000
         assert other.result()["token_ids"]
-    # 1.5 s of CPU time are more of wall time where the machine is busy.
-    assert seconds < 10
+    assert seconds < 60, "a hostile one may use 512 MiB before it is refused"
 
 
 def test_refusals_leave_nothing_in_the_log(server: Server) -> None:
@@ -194,20 +193,20 @@ def test_slow_constraints_hold_up_nothing_that_is_compiled(server: Server) -> No
         timed(4, **known)
         answers = [one.result() for one in sent]
     codes = [answer.status_code for answer in answers]
-    assert set(codes) == {400, 503}
-    # Each is compiled on its own, with 1.5 s of CPU time, by one of two processes.
+    assert set(codes) <= {400, 503}
+    # All are from one address, and each is compiled on its own by one of two processes.
     assert codes.count(400) <= 20
     for answer in answers:
         error = answer.json()["error"]
         assert error["code"] == answer.status_code
         if answer.status_code == 400:
-            assert "more than 1.5 seconds of CPU time" in error["message"]
+            assert "more than 512 MiB" in error["message"]
         else:
             assert error["type"] == "Service Unavailable"
             assert re.search("structured_outputs: .* busy, try again", error["message"])
-    first = codes.index(400)
+    assert flood(server, 0).status_code == 400, "it takes its time while nobody waits"
     begin = time.perf_counter()
-    assert flood(server, first).status_code == 400
+    assert flood(server, 0).status_code == 400
     assert time.perf_counter() - begin < 1, "what is too slow is known to be"
     server.wait_until_idle()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from canvas_grammar.automaton.graph import DEAD, equal_rows
 from canvas_grammar.automaton.rule_automata import RuleAutomata
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 # ---- What reading a text may do to a stack of rules: stay in a rule, call others, or leave it.
 #
@@ -144,6 +144,7 @@ class _FirstSets:
                     found.setdefault(byte, set()).update(alternatives)
         self.open.discard(state)
         self.known[state] = found
+        spend(sum(map(len, found.values())))
         return found
 
 
@@ -234,6 +235,7 @@ def _inside(automata: RuleAutomata, starts: list[int]) -> dict[int, set[int]]:
             inside.update(more)
             ahead += more
         found[start] = inside
+        spend(len(inside))
     return found
 
 
@@ -252,7 +254,9 @@ def _closed(backs: dict[int, set[int]], ends: dict[int, set[int]]) -> dict[int, 
     for start in backs:
         seen, ahead = {start}, [start]
         while ahead:
-            more = outer[ahead.pop()] - seen
+            reached = outer[ahead.pop()]
+            spend(1 + len(reached) // 96)
+            more = reached - seen
             seen |= more
             ahead += more
         found[start] = set().union(*(backs[each] for each in seen))

@@ -22,7 +22,7 @@ from outlines_core import Index, Vocabulary
 
 from canvas_grammar.automaton.graph import DEAD, equal_rows
 from canvas_grammar.grammar.language import Chain, Node, Repeat
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 SYMBOL = 0  # the byte that symbols begin with
 END = 0x7F  # the byte after it that stands for the end of a rule
@@ -52,6 +52,7 @@ def expression_table(expression: str, most_states: int) -> np.ndarray:
         raise ConstraintError(f"the constraint cannot become an automaton: {error}") from error
     transitions = index.get_transitions()
     check_states(len(transitions), most_states)
+    spend(500 + 30 * len(transitions))
     ids = np.fromiter(transitions, dtype=np.int64, count=len(transitions))
     counts = [len(edges) for edges in transitions.values()]
     byte, target = (
@@ -103,6 +104,7 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         The smaller table, and the state of each old one, int64 ``[old states]``.
     """
+    spend(16 * len(table))
     # Many bytes lead to the same state from every state; one of each kind is enough here.
     columns, column_of_byte = equal_rows(np.ascontiguousarray(table.T))
     small, whole = _merged_endings(np.ascontiguousarray(table[:, columns]))
@@ -291,6 +293,7 @@ class _Chain:
         number: dict[tuple[int, int], int] = {(one, two): self._new(1)}
         ahead = [(one, two)]
         for pair in ahead:  # grows while it is read
+            spend(16)
             left, right = self.rows[pair[0]], self.rows[pair[1]]
             row = np.where(left == DEAD, right, left)
             for byte in np.flatnonzero((left != DEAD) & (right != DEAD) & (left != right)).tolist():

@@ -19,7 +19,7 @@ from canvas_grammar.grammar.language import ANY, Chars, Node, intersection
 from canvas_grammar.grammar.marks import Marks
 from canvas_grammar.grammar.regex import choice, regex
 from canvas_grammar.grammar.structural_tag import read_structural_tag
-from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar.limits import CompileLimits, ConstraintError, counted
 
 # The length in tokens of the longest canvas for which the first states are found in advance.
 LONGEST_CANVAS = 256
@@ -78,6 +78,13 @@ def compile_constraint(
     Raises:
         ConstraintError: it cannot be served; the message says why.
     """
+    with counted(limits):
+        return _compiled(constraint, vocabulary, limits)
+
+
+def _compiled(
+    constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
+) -> CompiledConstraint:
     depth = limits.calls if constraint.depth is None else constraint.depth
     marks = Marks(vocabulary.added, vocabulary.special, constraint.hides_special)
     language, ignored = read_constraint(constraint, limits, marks)

@@ -16,7 +16,7 @@ import numpy as np
 from canvas_grammar.automaton.byte_moves import LEFT, NO_WAY
 from canvas_grammar.automaton.graph import NEVER
 from canvas_grammar.automaton.pushdown import NO_CLASS, PushdownTables
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 # ---- Stacks of states to return to, each of which has a unique number.
 
@@ -189,6 +189,7 @@ class Configurations:
 
     def _find_moves(self, state: int) -> Moves:
         configurations = self.members[state]
+        spend(50 + len(configurations) * (50 + self.tables.classes // 16))
         results = [self._results(stack, rule_state) for stack, rule_state in configurations]
         if len(results) == 1:
             (target_of_class,) = results

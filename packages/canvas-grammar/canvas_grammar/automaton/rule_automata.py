@@ -31,7 +31,7 @@ from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
 from canvas_grammar.grammar.marks import Mark
 from canvas_grammar.grammar.rules import REMEMBERED, Automaton, Behind, Both, Call, Without
-from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar.limits import CompileLimits, ConstraintError, spend
 
 # ---- The refusal of a constraint that allows no text, which names the place if it is known.
 
@@ -262,6 +262,7 @@ def _product(node: Both | Without, limits: CompileLimits) -> np.ndarray:
     rows: list[np.ndarray] = []
     pairs = [frontier]
     while len(frontier):
+        spend(64 + 16 * len(frontier))
         one, two = np.divmod(frontier, sizes[1])
         after = sides[0][one] * sizes[1] + sides[1][two]  # [frontier, 256]
         gone = sides[0][one] == sizes[0] - 1
@@ -321,6 +322,7 @@ def _without_calls(automata: RuleAutomata, limits: CompileLimits) -> RuleAutomat
     first = closed({(automata.start,)})
     number, ordered, rows = {first: 0}, [first], []
     for configurations in ordered:  # grows while it is read
+        spend(64 * len(configurations))
         row: np.ndarray = np.full(256, DEAD, dtype=np.int32)
         moves = automata.next[[c[-1] for c in configurations]]
         stacks = [c[:-1] for c in configurations]

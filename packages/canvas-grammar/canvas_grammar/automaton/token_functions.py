@@ -24,7 +24,7 @@ from canvas_grammar.automaton.byte_moves import (
     Outcomes,
 )
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar.limits import CompileLimits, ConstraintError, spend
 
 UNKNOWN = -1
 # The functions of a text that no state can read, and of the empty text, which every state can read.
@@ -107,8 +107,10 @@ class TokenFunctions:
         """Put a byte in front of functions, int ``[n]``."""
         step = self.steps[column]
         found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
+        spend(8 * len(found) + found.size // 64)
         self._call(step, found)
         for place, alternatives in step.forks:
+            spend(16 + len(functions))
             inside = self.read[np.ix_(functions, [state for _, state in alternatives])]
             found[:, place] = NO_WAY
             for n in np.flatnonzero((inside != NO_WAY).any(1)).tolist():
@@ -163,6 +165,7 @@ class TokenFunctions:
         width = len(self.outcomes.alternatives)
         pairs, which = np.unique(call * width + inside[row, call], return_inverse=True)
         done = []
+        spend(len(row) // 8 + len(pairs))
         for pair in pairs.tolist():
             below, outcome = step.pushed[pair // width], pair % width
             number = self.above.get((below, outcome))

@@ -14,7 +14,7 @@ from math import ceil, floor, gcd, lcm
 from typing import Protocol
 
 from canvas_grammar.grammar.json_facts import NumberFacts
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 # What a condition knows after some characters: a few small integers.
 Seen = tuple[int, ...]
@@ -120,6 +120,7 @@ class Multiple:
         # By length, the only further digits, if any, that lead to a multiple. From some length on
         # there always are some, and they say what the remainder is but for factors 2 and 5.
         powers = [10**length for length in range(len(str(modulus)) + 1)]
+        spend(modulus * len(powers) // 2)
         core = modulus // gcd(modulus, 10 ** modulus.bit_length())
         found = []
         for rest in range(modulus):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from canvas_grammar.grammar.language import NOTHING, Chain, Either, Node, Repeat
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 # ---- Languages given as automata, where an expression for them would be huge: multiples of 7.
 
@@ -65,6 +65,7 @@ def finite_automaton(
             if len(opened) == most_states:
                 raise ConstraintError(f"it takes more than {most_states} states")
             opened[state] = list(moves(state))
+            spend(8 * len(opened[state]))
             stack += [target for _, target in opened[state] if target not in opened]
             continue
         stack.pop()

@@ -44,7 +44,7 @@ from canvas_grammar.grammar.json.references import Document, circular
 from canvas_grammar.grammar.json.subschemas import KINDS, REFERENCES, Literal, Subschema
 from canvas_grammar.grammar.json.values import found, identity, kind_of
 from canvas_grammar.grammar.json_facts import StringFacts
-from canvas_grammar.limits import ConstraintError
+from canvas_grammar.limits import ConstraintError, spend
 
 # ---- The state of reading conditions: facts so far, conditions ahead, and disjunctions ahead.
 
@@ -384,6 +384,7 @@ class Expansion:
         while stack:
             branch = stack.pop()
             made += 1
+            spend(50)
             if made > (MOST_STATES_OF_A_PROOF if over else MOST_STATES):
                 if over:
                     yield branch.facts
