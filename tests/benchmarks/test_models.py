@@ -62,7 +62,7 @@ def test_a_step_at_the_published_sizes_beside_vllm_s_class() -> None:
     assert len(rows) == 3
 
 
-@pytest.mark.parametrize("routing", ["uniform", "weights"])
+@pytest.mark.parametrize("routing", ["uniform", pytest.param("weights", marks=pytest.mark.long)])
 @pytest.mark.engine
 @pytest.mark.slow
 def test_the_script_measures_in_small(routing: str, tmp_path: Path) -> None:
