@@ -492,6 +492,14 @@ class SlotState:
         temperature = self.temperature.index_select(0, slots)
         return SlotStatus(integers, flags, canvas, temperature, **named)
 
+    def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where the finished blocks end with which canvases begin, int64 ``[n]``; `slots` as well.
+
+        They are to the next block what precedes it.
+        """
+        masked = self.masked.index_select(0, slots).unflatten(1, (self.kind.blocks, -1))
+        return (~masked.any(2)).long().cumprod(1).sum(1) * self.kind.block_length
+
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""
         copy_into(self.tokens[slot, : len(tokens)], np.array(tokens, dtype=np.int64))
