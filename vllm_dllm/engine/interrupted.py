@@ -96,11 +96,9 @@ class InterruptedCanvas:
         if slots.constrained[slot]:
             read, before = known, start
             if slots.kind.blocks > 1:
-                finished = start + int(
-                    slots.finished_end(torch.tensor([slot], device=slots.device))
-                )
-                canvas = slots.tokens[slot].tolist()
-                read = [*known[:start], *canvas][: max(finished, len(known))]
+                own = torch.tensor([slot], device=slots.device)
+                finished = start + int(slots.finished_end(own))
+                read = [*known[:start], *slots.tokens[slot].tolist()][: max(finished, len(known))]
                 before = finished if int(slots.blocks[slot]) == 1 else start
             parts.constraints.resume(slot, read[prompt_length:], max(before - prompt_length, 0))
         if self.logprobs is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +95,7 @@ class DiffusionModelState(ModelState):
         self.slot_of: dict[str, int] = {}
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
+        self.unclean: set[str] = set()
         report_preemptions()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
@@ -142,12 +142,14 @@ class DiffusionModelState(ModelState):
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
 
         Requests that cannot be set up are refused at admission. If one still gets here, it ends
-        with an error, and no other request is affected.
+        with an error, and no other request is affected; with several ranks the engine ends.
         """
         self.slot_of[new_req_data.req_id] = req_index
         try:
             self._take_up(req_index, new_req_data)
         except Exception:
+            if self.vllm_config.parallel_config.world_size > 1:
+                raise  # the other ranks may go on, and then wait for this one forever
             logger.exception("dllm: request %s could not be admitted", new_req_data.req_id)
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, tokens=1)
@@ -198,13 +200,13 @@ class DiffusionModelState(ModelState):
         if self.slots.window is not None:
             self.slots.window.enter(req_index, prompt)
 
-    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
+    def preempt_requests(self, scheduler_output: Any) -> None:
         """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
 
-        Args:
-            preempted: ids of requests that give up their slots and will come back.
-            finished: ids of requests that have ended, possibly while they were preempted.
+        `scheduler_output` is vLLM's. A request may end while it is preempted.
         """
+        preempted = scheduler_output.preempted_req_ids or ()
+        self.unclean = {*preempted, *getattr(scheduler_output, "dllm_unclean", ())}
         for req_id in preempted:
             slot = self.slot_of.get(req_id)
             # A rank that sees no logits does not know a canvas' progress and does not need to.
@@ -212,7 +214,7 @@ class DiffusionModelState(ModelState):
                 from vllm_dllm.engine.interrupted import InterruptedCanvas
 
                 self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
-        for req_id in finished if self.interrupted else ():
+        for req_id in scheduler_output.finished_req_ids if self.interrupted else ():
             self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
@@ -224,6 +226,8 @@ class DiffusionModelState(ModelState):
         """
         text = f"{self.model_seed} {new_req_data.req_id}".encode()
         if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
+            if self.slots.kind.mask_token is not None:
+                return 0  # nothing is drawn, and a long prompt takes milliseconds
             # Use the original prompt: a resumed request's prompt also holds its output so far,
             # which would change the seed.
             prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
@@ -251,14 +255,14 @@ class DiffusionModelState(ModelState):
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage never learns whether a canvas was sound, so it always cleans the
-        pages.
+        An earlier pipeline stage never learns whether a canvas was sound. Another one waits for the
+        device, which may still run a step with a request that was aborted.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:
             return
         self.parts.leave(slot)
-        if not self.sees_logits or self.slots.spoiled_on_host[slot]:
+        if req_id in self.unclean and (not self.sees_logits or self.slots.spoiled[slot]):
             self.pages.scrub(slot)
 
     def prepare_inputs_embeds(

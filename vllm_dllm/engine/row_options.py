@@ -286,9 +286,8 @@ class RowOptionState:
         count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
         if self.slots.kind.blocks > 1:
             place = self.slots.position
-            finished = (place < self.slots.finished_end(slots)[:, None]) & (
-                start + place >= prompt_length
-            )
+            finished = place < self.slots.finished_end(slots)[:, None]
+            finished &= start + place >= prompt_length
             canvas = self.slots.tokens.index_select(0, slots).clamp_max(self._vocabulary - 1)
             for numbers in (seen, count):
                 numbers.scatter_add_(1, canvas, finished.float())

@@ -60,12 +60,14 @@ class InputEmbeddings:
             self.images = (embeddings, where)
 
     def _encoded(self, inputs: list[Any]) -> list[torch.Tensor | None]:
-        """The embeddings of each image ``[tokens, hidden]``; None if the encoder fails."""
+        """The embeddings of each image ``[tokens, hidden]``; None if it fails on the only rank."""
         if not inputs:
             return []
         try:
             return list(self.state.encoder_runner.execute_mm_encoder(inputs))
         except Exception:
+            if self.state.vllm_config.parallel_config.world_size > 1:
+                raise  # the other ranks would go on with the image
             if len(inputs) > 1:
                 return [one for alone in inputs for one in self._encoded([alone])]
             logger.exception("dllm: the vision encoder failed")
