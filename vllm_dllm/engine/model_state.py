@@ -148,13 +148,20 @@ class DiffusionModelState(ModelState):
         try:
             self._take_up(req_index, new_req_data)
         except Exception:
-            if self.vllm_config.parallel_config.world_size > 1:
-                raise  # the other ranks may go on, and then wait for this one forever
             logger.exception("dllm: request %s could not be admitted", new_req_data.req_id)
+            self.end_if_not_alone()
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, tokens=1)
             self.parts.leave(req_index)
             self.slots.failure[req_index].fill_(int(Failure.NOT_TAKEN_UP))
+
+    def end_if_not_alone(self) -> None:
+        """End this process, and so the engine, if other ranks go on as if nothing had failed.
+
+        vLLM would wait for the first rank, which may wait for this one in a collective.
+        """
+        if self.vllm_config.parallel_config.world_size > 1:
+            raise SystemExit("dllm: one of several ranks has failed, see the log above")
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids

@@ -66,11 +66,10 @@ class InputEmbeddings:
         try:
             return list(self.state.encoder_runner.execute_mm_encoder(inputs))
         except Exception:
-            if self.state.vllm_config.parallel_config.world_size > 1:
-                raise  # the other ranks would go on with the image
+            logger.exception("dllm: the vision encoder failed")
+            self.state.end_if_not_alone()
             if len(inputs) > 1:
                 return [one for alone in inputs for one in self._encoded([alone])]
-            logger.exception("dllm: the vision encoder failed")
             return [None]
 
     def _with_failed(
