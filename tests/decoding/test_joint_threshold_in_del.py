@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.reference_llada22 import Block, Cell, Rule, in_del_step
 from vllm_dllm.decoding import Canvas, EditTokens, StepContext
-from vllm_dllm.decoding.joint_threshold_in_del import KEPT, TRIES, JointThresholdInDel
+from vllm_dllm.decoding.joint_threshold_in_del import KEPT, JointThresholdInDel
 from vllm_dllm.ops.statistics.ranked import RankedTokens
 from vllm_dllm.ops.statistics.rows import RowStatistics
 
@@ -78,8 +78,8 @@ class Run:
 
 def predictions(draw: random.Random, length: int) -> tuple[list[list[int]], list[list[float]]]:
     """Ranked tokens and their probabilities; of few ids, so that edits and loops are common."""
-    tokens = [draw.sample((*range(10, 16), DELETE, SPLIT), 1 + TRIES) for _ in range(length)]
-    return tokens, [[draw.choice(SURENESS), *[0.0] * TRIES] for _ in range(length)]
+    tokens = [draw.sample((*range(10, 16), DELETE, SPLIT), 3) for _ in range(length)]
+    return tokens, [[draw.choice(SURENESS), 0.0, 0.0] for _ in range(length)]
 
 
 def decode_side_by_side(seed: int, events: Counter[str]) -> None:
@@ -139,17 +139,17 @@ def test_every_part_of_the_rule_is_compared() -> None:
     events: Counter[str] = Counter()
     for seed in range(300):
         decode_side_by_side(seed, events)
-    assert len(events) == 8
+    assert len(events) == 10
     assert min(events.values()) >= 20, events
 
 
 def one_step(cells: str, **writes: int) -> str:
     """A step over visible cells, some of which get another token (by their letter)."""
     block = Block([Cell(ord(c), False, False, False) for c in cells], 0)
-    ranked = [[writes.get(c, ord(c)), *range(10, 10 + TRIES)] for c in cells]
+    ranked = [[writes.get(c, ord(c)), 10, 11] for c in cells]
     run = Run.of([block], [Rule(MASK, DELETE, SPLIT)])
     run.state["at_first"][:] = 6
-    run.step([ranked], [[[0.9, *[0.0] * TRIES] for _ in cells]], [False])
+    run.step([ranked], [[[0.9, 0.0, 0.0] for _ in cells]], [False])
     masked = [cell == MASK for cell in run.canvas.tokens[0].tolist()]
     assert run.canvas.masked[0].tolist() == masked
     return "".join("-" if t == MASK else chr(t) for t in run.canvas.tokens[0].tolist())
@@ -174,11 +174,22 @@ def test_deletes_and_inserts(writes: dict[str, int], after: str) -> None:
 def test_a_split_mask_stays_an_original_one() -> None:
     block = Block.fresh([], 4, MASK)
     run = Run.of([block], [Rule(MASK, DELETE, SPLIT, steps=4)])
-    ranked = [[SPLIT if n == 0 else 10 + n, 20, 30, 40, 41, 42] for n in range(4)]
-    run.step([ranked], [[[0.9 - n / 10, *[0.0] * TRIES] for n in range(4)]], [False])
+    ranked = [[SPLIT if n == 0 else 10 + n, 20, 30] for n in range(4)]
+    run.step([ranked], [[[0.9 - n / 10, 0.0, 0.0] for n in range(4)]], [False])
     assert run.canvas.tokens.tolist() == [[MASK, MASK, 11, 12]]
     assert run.state["original"].tolist() == [[False, True, True, True]]
     assert run.state["post_edit_steps"].tolist() == [0]
+
+
+def test_tries_with_one_position_alternate_between_its_two_best() -> None:
+    """Each try excludes only the token that is there now."""
+    for seen, after in (([30], 31), ([30, 31], 31), ([31], 30)):
+        run = Run.of([Block([Cell(7, False, False, False)], 0)], [Rule(MASK, DELETE, SPLIT)])
+        run.state["at_first"][:] = 1
+        run.state["seen"][0, 0, : len(seen)] = torch.tensor(seen)
+        run.steps = len(seen)
+        run.step([[[30, 31, 32]]], [[[0.9, 0.05, 0.02]]], [False])
+        assert run.canvas.tokens.tolist() == [[after]]
 
 
 def test_the_memory_covers_the_default_cap() -> None:

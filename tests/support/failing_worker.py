@@ -28,3 +28,16 @@ class FailingWorker(CpuV2Worker):
         if self.rank == self.parallel_config.world_size - 1:
             raise LingeringError("planted in the warm-up")
         return super().compile_or_warm_up_model()
+
+
+class WorkerThatTakesNoRequest(CpuV2Worker):
+    """The last rank fails to set up any request; given as ``--worker-cls``."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """See `CpuV2Worker`."""
+        super().load_model(*args, **kwargs)
+        if self.rank == self.parallel_config.world_size - 1:
+            self.model_runner.model_state._take_up = self.fail
+
+    def fail(self, *_: Any, **__: Any) -> None:
+        raise ArithmeticError("planted on one rank")

@@ -133,16 +133,19 @@ def in_del_step(
         block.events["other than an edit"] += choice[0] != ranked[i][0]
         new[i] = choice[0]
 
-    changed = [i for i in sorted((*decide, *rewrite)) if new[i] != cells[i].token]
-    if tuple(new) in block.seen and changed and not final:
+    best = list(new)
+    for _ in range(0 if final else TRIES):
+        changed = [i for i in sorted((*decide, *rewrite)) if new[i] != cells[i].token]
+        if tuple(new) not in block.seen or not changed:
+            break
         order = sorted(changed, key=lambda i: (q[i][0], i))
         if len(order) > 1:
             block.closer(q[order[1]][0] - q[order[0]][0])
-        for other in ranked[order[0]][1 : 1 + TRIES]:
-            block.events["escape"] += 1
-            new[order[0]] = other
-            if tuple(new) not in block.seen:
-                break
+        current = order[0]
+        block.events["escape"] += 1
+        block.events["back to the best"] += new[current] != best[current]
+        new[current] = next(token for token in ranked[current] if token != new[current])
+        block.events["old again"] += new[current] == cells[current].token
     block.seen.add(tuple(new))
 
     after: list[Cell] = []
@@ -227,8 +230,8 @@ class Reference22(Reference):
         logits = self.logits(context + block.tokens)[len(context) :]
         logits[:, rule.mask] = -torch.inf
         probability = logits.softmax(-1)
-        top = logits.topk(2 + TRIES, dim=-1)
-        ranked = top.indices[:, : 1 + TRIES].tolist()
+        top = logits.topk(4, dim=-1)
+        ranked = top.indices[:, :3].tolist()
         q = [[float(probability[i, token]) for token in row] for i, row in enumerate(ranked)]
         before = block.events["escape"], block.events["other than an edit"]
         free = [i for i, cell in enumerate(block.cells) if not cell.fixed]

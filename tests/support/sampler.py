@@ -38,8 +38,6 @@ def slots_of(
         slots.enter(slot, [1] * kind.length, seed=slot)
         slots.configure(slot, choice, temperature, 10 * kind.length)
     slots.phase.fill_(Phase.DENOISE)
-    if device == "meta":  # nothing can be copied from there
-        slots.spoiled_on_host = slots.spoiled_on_host.to(device)
     return slots
 
 

@@ -38,7 +38,7 @@ class InBlocks(Algorithm):
         """Wrap `algorithm` for canvases of so many blocks; `opens_at` replaces `ADD_BLOCK`."""
         self.algorithm = algorithm
         self.blocks = blocks
-        self.opens_at = ADD_BLOCK if opens_at is None else opens_at
+        self.opens_at = opens_at
         vars(self).update({name: getattr(algorithm, name) for name in SHARED})
         self.state: Mapping[str, StateTensor] = {
             PASSES: StateTensor(torch.int64, initial=0, per_position=False, extra=(blocks,)),
@@ -104,7 +104,7 @@ class InBlocks(Algorithm):
 
 
 def open_blocks(
-    masked: torch.Tensor, at_most: torch.Tensor, opens_at: float = ADD_BLOCK
+    masked: torch.Tensor, at_most: torch.Tensor, opens_at: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The blocks in which positions may be decided now, and where one of them has to be.
 
@@ -116,7 +116,7 @@ def open_blocks(
     Args:
         masked: bool ``[slots, N, L]``.
         at_most: int64 ``[slots]``.
-        opens_at: a share, 0 to 1.
+        opens_at: a share, 0 to 1; None means `ADD_BLOCK`.
 
     Returns:
         Two bool ``[slots, N]``.
@@ -125,7 +125,7 @@ def open_blocks(
     before = (length - left[:, :-1]) / length  # the progress of the block before, from block 1 on
     unfinished = (left > 0).long()
     waiting = unfinished.cumsum(1) - unfinished  # unfinished blocks before each
-    chain = (before >= opens_at).long().cumprod(1).bool()
+    chain = (before >= (ADD_BLOCK if opens_at is None else opens_at)).long().cumprod(1).bool()
     opened = waiting < at_most[:, None]
     opened[:, 1:] &= chain
     forces = waiting == 0

@@ -53,7 +53,9 @@ class JointThresholdInDel(Algorithm):
         rewrite {i in V : x_i differs from the token there and p_i > edit_threshold}
 
     If these writes make a canvas that an earlier step has made, the least sure position that
-    changes gets its next best token instead, at most `TRIES` times. Then, from left to right::
+    changes gets the other one of its two best tokens, at most `TRIES` times. A position that holds
+    its old token again does not change, so the next try takes another one. Then, from left to
+    right::
 
         DELETE  the position is removed
         SPLIT   a mask, and after it what stood there before this step
@@ -83,7 +85,7 @@ class JointThresholdInDel(Algorithm):
     )
     edits: bool = True
     samples: bool = False
-    likeliest: int = 1 + TRIES
+    likeliest: int = 3  # the final token is neither of the two edits
     moves: bool = True
     excludes: frozenset[Beside] = ALL_BESIDE
 
@@ -122,7 +124,7 @@ class JointThresholdInDel(Algorithm):
         written = torch.where(decide | rewrite, token, canvas.tokens)
 
         changed = (written != canvas.tokens) & ~last[:, None]
-        written = _unseen(written, changed, found, context.state["seen"])
+        written = _unseen(canvas.tokens, written, changed, found, context.state["seen"])
         now = torch.arange(KEPT, device=step.device) == (step % KEPT)[:, None]
         seen = torch.where(now[:, None], written[..., None], context.state["seen"]).int()
 
@@ -142,11 +144,16 @@ def _plain(found: RankedTokens, ids: EditTokens) -> torch.Tensor:
 
 
 def _unseen(
-    written: torch.Tensor, changed: torch.Tensor, found: RankedTokens, seen: torch.Tensor
+    before: torch.Tensor,
+    written: torch.Tensor,
+    changed: torch.Tensor,
+    found: RankedTokens,
+    seen: torch.Tensor,
 ) -> torch.Tensor:
-    """The canvases after the writes, with another token where they have been made before.
+    """The canvases after the writes, with other tokens where they have been made before.
 
     Args:
+        before: int64 ``[slots, L]``, the canvases before the writes.
         written: int64 ``[slots, L]``, the canvases after the writes.
         changed: bool ``[slots, L]``, the positions that may get another token.
         found: the likeliest tokens of each position.
@@ -155,13 +162,18 @@ def _unseen(
     Returns:
         The first canvas that is not among `seen`, int64 ``[slots, L]``; the last one if all are.
     """
-    sureness = torch.where(changed, found.probability[..., 0], torch.inf)
-    place = torch.arange(written.shape[1], device=written.device)
-    weakest = (place == sureness.argmin(1, keepdim=True)) & changed  # [slots, L]
-    others = found.tokens[..., : 1 + TRIES].transpose(1, 2)  # [slots, tries, L]
-    tried = torch.where(weakest[:, None], others, written[:, None])
+    second = found.tokens[..., 1]
+    sureness = torch.where(changed, -found.probability[..., 0], -torch.inf)
+    order = precedes(sureness).sum(2)  # the least sure first, and last those that do not change
+    number = torch.arange(1 + TRIES, device=written.device)  # of tries
+    # Each try takes the next position, up to one whose second best token is not the old one: that
+    # position goes on changing, so further tries alternate between its two best tokens.
+    to_and_fro = torch.where(changed & (second != before), order, TRIES).amin(1, keepdim=True)
+    further = (number - 1 - to_and_fro).clamp_min(0)
+    taken = number - further - further % 2  # [slots, tries]
+    second_best = changed[:, None] & (order[:, None] < taken[..., None])
+    tried = torch.where(second_best, second[:, None], written[:, None])  # [slots, tries, L]
     repeats = (tried[..., None] == seen[:, None]).all(2).any(-1)  # [slots, tries]
-    number = torch.arange(repeats.shape[1], device=written.device)
     first = torch.where(repeats, TRIES, number).amin(1)
     return tried.gather(1, first[:, None, None].expand(-1, 1, written.shape[1]))[:, 0]
 

@@ -31,6 +31,7 @@ from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas, path_fi
 from canvas_grammar.decoding.tables import Tables
 from canvas_grammar.decoding.token_classes import class_tables
 
+from vllm_dllm.decoding.blocks import open_blocks
 from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.step import FollowedPaths, StepPlan
@@ -58,7 +59,8 @@ class Constraints:
     `canvas_grammar.automaton.windows`.
 
     Attributes:
-        state: int64 ``[slots]``, the state in the slot's view after the tokens output so far.
+        state: int64 ``[slots]``, the state in the slot's view after the tokens output so far, and
+            after the finished blocks of a canvas of several.
         finder: finds paths, with memory that all steps share.
         followed: by slot, the constraint of its request; slots with equal constraints share one.
         views: by slot, the part of its constraint that its canvas follows.
@@ -74,21 +76,22 @@ class Constraints:
         self.finder = path_finder(device)
         self._plan = lru_cache(MOST_KEPT)(self._planned)
 
-    def enter(self, slot: int, packed: bytes, output: Sequence[int]) -> None:
+    def enter(self, slot: int, packed: bytes, output: Sequence[int], blocks: int = 1) -> None:
         """Set up ``slot`` for a request whose next canvas is a new one.
 
         Args:
             slot: the request's slot.
             packed: the request's packed constraint.
             output: the tokens that it had output before it was preempted.
+            blocks: how many unfinished blocks of its canvases may be open.
         """
         self.leave(slot)
         self.slots.constrained[slot] = True
-        digest = hashlib.sha256(packed).digest()
-        same = (each for each in self.followed.values() if each.digest == digest)
-        self.followed[slot] = next(same, None) or SharedConstraint(
-            digest, packed, self.slots.length, self.slots.device
-        )
+        kind = self.slots.kind
+        length = kind.block_length if blocks == 1 else kind.length
+        key = hashlib.sha256(packed).digest(), length
+        same = (each for each in self.followed.values() if each.key == key)
+        self.followed[slot] = next(same, None) or SharedConstraint(key, packed, self.slots.device)
         self.resume(slot, output, len(output))
 
     def resume(self, slot: int, output: Sequence[int], before: int) -> None:
@@ -132,11 +135,23 @@ class Constraints:
         self._begin_canvases()
         now, before = plan.status, plan.status.canvas
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
+        first, width = now.tail.contiguous(), torch.zeros_like(now.tail) + plan.width
+        kind = self.slots.kind
+        if kind.blocks > 1:
+            first = torch.maximum(first, self.slots.finished_end(plan.slots))
+            # What the model would write in a block that is not open says nothing yet, so the path
+            # ends before it. In a part of a constraint that might leave no path for that block,
+            # unless it gets a part of its own.
+            masked = before.masked.unflatten(1, (kind.blocks, -1))
+            opened, _ = open_blocks(masked, now.blocks, kind.opens_at)
+            cut = (now.blocks == 1) | ~self.starts.moving.index_select(0, plan.slots)
+            end = torch.where(cut, opened.sum(1) * kind.block_length, kind.length)
+            width = torch.minimum(width, end)
         window = CanvasWindow(
             state=self.state.index_select(0, plan.slots),
-            first=now.tail.contiguous(),
-            budget=now.remaining.contiguous(),
-            width=torch.zeros_like(now.tail) + plan.width,
+            first=first,
+            budget=(now.remaining + now.tail - first).clamp_min(0),
+            width=width,
             forced=torch.where(stays, before.tokens, -1),
         )
         waits = self.starts.waits(plan.slots, plan.on_host)
@@ -369,10 +384,18 @@ class ConstrainedStep:
             out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
             leaves: bool ``[n]``, canvases after which the next one begins.
         """
-        state = self.constraints.state
-        # Where `out` has not grown, the state stays the same.
-        state.index_copy_(0, self.slots, self.path.states.gather(1, out[:, None])[:, 0])
-        self.constraints.starts.ask(state, self.slots, leaves)
+        state, slots = self.constraints.state, self.constraints.slots
+        read, begun = out, leaves
+        if slots.kind.blocks > 1:
+            finished = slots.finished_end(self.slots)
+            read = torch.where(leaves, out, torch.maximum(out, finished))
+            # Where one block is open, the next one is to the constraint a canvas of its own.
+            alone = slots.blocks.index_select(0, self.slots) == 1
+            next_block = (finished > self.window.first) & (finished < slots.length)
+            begun = leaves | (next_block & alone)
+        # Where `read` has not grown, the state stays the same.
+        state.index_copy_(0, self.slots, self.path.states.gather(1, read[:, None])[:, 0])
+        self.constraints.starts.ask(state, self.slots, begun)
 
 
 @dataclass(frozen=True)
@@ -427,19 +450,18 @@ class SharedConstraint:
     """A constraint that one or more running requests follow.
 
     Attributes:
-        digest: SHA-256 of the packed constraint.
+        key: SHA-256 of the packed constraint, and how many tokens its canvases have to it.
         configurations: its states, explored as far as canvases reach.
         classes: its classes of tokens, on the device.
     """
 
-    def __init__(self, digest: bytes, packed: bytes, length: int, device: torch.device) -> None:
+    def __init__(self, key: tuple[bytes, int], packed: bytes, device: torch.device) -> None:
         """Unpack the constraint that comes with a request, and copy its classes to the device.
 
         Everything that depends on the constraint's values is computed on the host, so nothing waits
-        for the device. `length` is L.
+        for the device.
         """
-        self.digest = digest
-        self.length = length
+        self.key = key
         self.configurations: Configurations = CompiledConstraint(packed).configurations()
         tables = self.configurations.tables
         self.device = device
@@ -452,7 +474,7 @@ class SharedConstraint:
         return self._first if self._first.whole or state == START else self._later(state)
 
     def _window(self, state: int) -> View:
-        found = window(self.configurations, state, self.length, MOST_STATES)
+        found = window(self.configurations, state, self.key[1], MOST_STATES)
         automaton = self._on_device(automaton_tables(found.automaton))
         return View(automaton, found.states, found.whole)
 
@@ -507,13 +529,13 @@ class CanvasStarts:
     Attributes:
         late: how many steps pass between a copy and its use, 0 or 1.
         waiting: bool ``[slots]``, canvases that wait.
+        moving: bool ``[slots]``, constraints that are larger than a view; `_moves` on the host.
     """
 
     def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:
         self.late = int(can_pin(device)) if late is None else late
         self.waiting = torch.zeros(slots, dtype=torch.bool, device=device)
-        # Which constraints are larger than a view, on the device and on the host.
-        self._moving = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.moving = torch.zeros(slots, dtype=torch.bool, device=device)
         self._moves: np.ndarray = np.zeros(slots, dtype=bool)
         # Copies are numbered; those before a slot's request or last answer do not count for it.
         self._first: np.ndarray = np.zeros(slots, dtype=np.int64)
@@ -524,7 +546,7 @@ class CanvasStarts:
     def enter(self, slot: int, moves: bool) -> None:
         """Set up ``slot`` for a canvas that has its part; `moves` if the next may need another."""
         self._moves[slot] = moves
-        self._moving[slot].fill_(moves)
+        self.moving[slot].fill_(moves)
         self.answer(slot)
 
     def leave(self, slot: int) -> None:
@@ -554,7 +576,7 @@ class CanvasStarts:
         """
         if not self._moves.any():
             return
-        begun = leaves & self._moving.index_select(0, slots)
+        begun = leaves & self.moving.index_select(0, slots)
         self.waiting.index_copy_(0, slots, self.waiting.index_select(0, slots) | begun)
         copy = self._free.pop()
         copy.take(torch.stack([self.waiting.long(), states]))

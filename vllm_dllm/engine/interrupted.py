@@ -90,11 +90,17 @@ class InterruptedCanvas:
                 getattr(slots, name)[slot].copy_(row)
             for name, row in self.algorithm_state.items():
                 slots.algorithms.for_slot(slot).state[name][slot].copy_(row)
-            if slots.constrained[slot]:
-                parts.constraints.resume(slot, known[prompt_length:], max(start - prompt_length, 0))
         # This is less than before if vLLM has dropped what the last step streamed; those tokens are
         # then output again.
         slots.tail[slot].fill_(len(known) - start)
+        if slots.constrained[slot]:
+            read, before = known, start
+            if slots.kind.blocks > 1:
+                own = torch.tensor([slot], device=slots.device)
+                finished = start + int(slots.finished_end(own))
+                read = [*known[:start], *slots.tokens[slot].tolist()][: max(finished, len(known))]
+                before = finished if int(slots.blocks[slot]) == 1 else start
+            parts.constraints.resume(slot, read[prompt_length:], max(before - prompt_length, 0))
         if self.logprobs is not None:
             parts.logprobs.restore(slot, self.logprobs)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +92,7 @@ class DiffusionModelState(ModelState):
         self.slot_of: dict[str, int] = {}
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
+        self.unclean: set[str] = set()
         report_preemptions()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
@@ -139,17 +139,26 @@ class DiffusionModelState(ModelState):
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
 
         Requests that cannot be set up are refused at admission. If one still gets here, it ends
-        with an error, and no other request is affected.
+        with an error, and no other request is affected; with several ranks the engine ends.
         """
         self.slot_of[new_req_data.req_id] = req_index
         try:
             self._take_up(req_index, new_req_data)
         except Exception:
             logger.exception("dllm: request %s could not be admitted", new_req_data.req_id)
+            self.end_if_not_alone()
             self.slots.enter(req_index, new_req_data.prefill_token_ids, seed=0)
             self.slots.configure(req_index, self.served.choose(), 0.0, tokens=1)
             self.parts.leave(req_index)
             self.slots.failure[req_index].fill_(int(Failure.NOT_TAKEN_UP))
+
+    def end_if_not_alone(self) -> None:
+        """End this process, and so the engine, if other ranks go on as if nothing had failed.
+
+        vLLM would wait for the first rank, which may wait for this one in a collective.
+        """
+        if self.vllm_config.parallel_config.world_size > 1:
+            raise SystemExit("dllm: one of several ranks has failed, see the log above")
 
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
@@ -195,13 +204,13 @@ class DiffusionModelState(ModelState):
         if self.slots.window is not None:
             self.slots.window.enter(req_index, prompt)
 
-    def preempt_requests(self, preempted: Iterable[str], finished: Iterable[str]) -> None:
+    def preempt_requests(self, scheduler_output: Any) -> None:
         """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
 
-        Args:
-            preempted: ids of requests that give up their slots and will come back.
-            finished: ids of requests that have ended, possibly while they were preempted.
+        `scheduler_output` is vLLM's. A request may end while it is preempted.
         """
+        preempted = scheduler_output.preempted_req_ids or ()
+        self.unclean = {*preempted, *getattr(scheduler_output, "dllm_unclean", ())}
         for req_id in preempted:
             slot = self.slot_of.get(req_id)
             # A rank that sees no logits does not know a canvas' progress and does not need to.
@@ -209,7 +218,7 @@ class DiffusionModelState(ModelState):
                 from vllm_dllm.engine.interrupted import InterruptedCanvas
 
                 self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
-        for req_id in finished if self.interrupted else ():
+        for req_id in scheduler_output.finished_req_ids if self.interrupted else ():
             self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
@@ -221,6 +230,8 @@ class DiffusionModelState(ModelState):
         """
         text = f"{self.model_seed} {new_req_data.req_id}".encode()
         if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
+            if self.slots.kind.mask_token is not None:
+                return 0  # nothing is drawn, and a long prompt takes milliseconds
             # Use the original prompt: a resumed request's prompt also holds its output so far,
             # which would change the seed.
             prompt = np.asarray(new_req_data.prompt_token_ids, dtype=np.int64)
@@ -251,14 +262,14 @@ class DiffusionModelState(ModelState):
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage never learns whether a canvas was sound, so it always cleans the
-        pages.
+        An earlier pipeline stage never learns whether a canvas was sound. Another one waits for the
+        device, which may still run a step with a request that was aborted.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:
             return
         self.parts.leave(slot)
-        if not self.sees_logits or self.slots.spoiled_on_host[slot]:
+        if req_id in self.unclean and (not self.sees_logits or self.slots.spoiled[slot]):
             self.pages.scrub(slot)
 
     def prepare_inputs_embeds(

@@ -102,7 +102,7 @@ class OptionalParts:
         """
         self.leave(slot)
         if packed is not None:
-            self.constraints.enter(slot, packed, output)
+            self.constraints.enter(slot, packed, output, choice.blocks)
         if resolved.step_details:
             options = self.records.row_options(
                 params, resolved, choice, prompt_length, packed is not None

@@ -2,7 +2,8 @@
 
 This module is loaded for the first request that has one. Biases are applied in vLLM's order:
 allowed ids, bias, minimum length, bans, penalties. Penalties count only the tokens before the
-canvas, so that the tokens of a canvas do not depend on the order in which they are decided.
+canvas, and in a canvas of several blocks those of the finished blocks at its beginning, so that the
+tokens of a block do not depend on the order in which they are decided.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ class RowOptionState:
     def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
         """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
 
-        They count the tokens before the canvas.
+        They count the tokens before the first unfinished block.
         """
         history = self.slots.history.index_select(0, slots)
         tokens = history.long().clamp_(0, self._vocabulary - 1)  # [n, positions]
@@ -283,6 +284,13 @@ class RowOptionState:
         count = torch.zeros_like(seen)
         seen.scatter_add_(1, tokens, before.float())
         count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
+        if self.slots.kind.blocks > 1:
+            place = self.slots.position
+            finished = place < self.slots.finished_end(slots)[:, None]
+            finished &= start + place >= prompt_length
+            canvas = self.slots.tokens.index_select(0, slots).clamp_max(self._vocabulary - 1)
+            for numbers in (seen, count):
+                numbers.scatter_add_(1, canvas, finished.float())
 
         def number(name: str) -> torch.Tensor:
             return self._number(name, slots)[:, None]

@@ -231,9 +231,6 @@ class DiffusionSampler:
         finished = self._finish(plan, readings, hidden_states, present)
         if plan.constraint is not None:
             plan.constraint.advance(finished.out, finished.leaves)
-        if state.spoiled_on_host is not state.spoiled:
-            # One byte per slot is copied asynchronously, and read steps later.
-            state.spoiled_on_host.copy_(state.spoiled, non_blocking=True)
         return SamplerOutput(
             finished.tokens, None, finished.num_nans, finished.num_sampled, finished.num_rejected
         )

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas, EditTokens
-from vllm_dllm.engine.to_device import can_pin, copy_into, to_device
+from vllm_dllm.engine.to_device import copy_into, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
 from vllm_dllm.vllm_seams.channels import Failure
@@ -340,7 +340,6 @@ class SlotState:
             the sampler sets.
         window: the blocks before the canvases where steps read two blocks, else None.
         under_load: sets thresholds where they follow the load, else None.
-        spoiled_on_host: bool ``[slots]``, `spoiled` as of the last finished step.
     """
 
     seed: torch.Tensor
@@ -395,9 +394,6 @@ class SlotState:
         self.under_load: LoadThreshold | None = None
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.spoiled_on_host = self.spoiled
-        if device.type != "cpu":
-            self.spoiled_on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=can_pin(device))
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int, reread: int = 0) -> None:
         """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
@@ -486,6 +482,14 @@ class SlotState:
         del named["after_prefill"]
         temperature = self.temperature.index_select(0, slots)
         return SlotStatus(integers, flags, canvas, temperature, **named)
+
+    def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where the finished blocks end with which canvases begin, int64 ``[n]``; `slots` as well.
+
+        They are to the next block what precedes it.
+        """
+        masked = self.masked.index_select(0, slots).unflatten(1, (self.kind.blocks, -1))
+        return (~masked.any(2)).long().cumprod(1).sum(1) * self.kind.block_length
 
     def seed_canvas(self, slot: int, tokens: Sequence[int], pinned: Sequence[int]) -> None:
         """Start the canvas in ``slot`` from these tokens, and fix those at `pinned` positions."""

@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 
+# How many pages of a layer are copied at a time, to check them.
+AT_ONCE = 64
+# vLLM stores float8 as bytes. The least that is not finite without its sign, by the cache's dtype.
+NOT_FINITE = {"fp8": 0x7F, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7C}
+
 
 class Pages:
     """The KV pages of the slots.
@@ -35,9 +40,12 @@ class Pages:
         Finite numbers are kept, because other requests may share the pages.
         """
         for group, layers in enumerate(self.groups):
-            ids = self.ids(slot, group)
-            for layer in layers:
-                content = layer.kv_cache[ids]
-                # Converted to float32 and back, because this operator is missing for float8.
-                clean = content.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-                layer.kv_cache[ids] = clean.to(content.dtype)
+            for ids in self.ids(slot, group).split(AT_ONCE):
+                for layer in layers:
+                    content = layer.kv_cache[ids]
+                    least = NOT_FINITE.get(layer.kv_cache_dtype)
+                    if least is None:
+                        content.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+                    else:
+                        content.masked_fill_(content & 0x7F >= least, 0)
+                    layer.kv_cache[ids] = content

@@ -43,12 +43,15 @@ class CommonRules(DiffusionScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.need_mamba_block_aligned_split = True
-        self.block_length = self.vllm_config.model_config.dllm.length
+        served = self.vllm_config.model_config.dllm
+        self.block_length = served.length
+        self.canvas_length = served.length * served.settings.blocks
         # vLLM caches a request's pages when tokens arrive. The last canvas arrives without a
         # commit, so its keys and values are those of a denoise step. Allocation bypasses this
         # method and caches what came before that canvas.
         self.kv_cache_manager.cache_blocks = lambda request, num_computed_tokens: None
         self.recorder: Recorder | None = None  # made for the first request with a trace
+        self.unclean: set[str] = set()  # requests that may have spoiled their pages
 
     def add_request(self, request: Request) -> None:
         """Record the passes of a request whose steps somebody wants to know."""
@@ -70,6 +73,7 @@ class CommonRules(DiffusionScheduler):
         because the worker goes back by the tail after it.
         """
         super()._update_after_schedule(scheduler_output)
+        scheduler_output.dllm_unclean, self.unclean = self.unclean, set()
         stages = self.parallel_config.pipeline_parallel_size
         if stages == 1:
             return
@@ -77,6 +81,25 @@ class CommonRules(DiffusionScheduler):
             request = self.requests[request_id]
             if not request.is_prefill_chunk:
                 request.next_decode_eligible_step = self.current_step + stages
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        """Requests that are aborted, or end with an error, may have written NaN."""
+        before = set(self.finished_req_ids)
+        found = super().finish_requests(*args, **kwargs)
+        self.unclean |= self.finished_req_ids - before
+        return found
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        """Forget pages that vLLM has cached for a step that it drops, if the request was scheduled.
+
+        A step in flight, or tokens that leave before their commit, count as computed, too.
+        """
+        manager = self.kv_cache_manager
+        final = max(0, request.num_computed_tokens - 2 * self.canvas_length)
+        by_group = manager.get_block_ids(request.request_id)
+        for group, ids in zip(manager.coordinator.single_type_managers, by_group, strict=True):
+            manager.evict_blocks(set(ids[final // group.block_size :]))
+        super()._preempt_request(request, *args, **kwargs)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -17,7 +17,7 @@ def report_preemptions() -> None:
     """Make vLLM's runner report to one of our model states which requests it preempts.
 
     The runner calls ``remove_request`` for preempted and finished requests alike. So before those
-    calls it now calls ``preempt_requests(preempted, finished)`` of a model state that has it.
+    calls it now calls ``preempt_requests(scheduler_output)`` of a model state that has it.
 
     The runner's module is looked up, not imported. Importing it before vLLM does is not safe (on
     the CPU it must be imported after the kernels were swapped), and a model state exists only
@@ -34,7 +34,7 @@ def _name_preempted_requests(original: Callable[..., None]) -> Callable[..., Non
     def finish_requests(self: Any, scheduler_output: Any) -> None:
         preempt = getattr(self.model_state, "preempt_requests", None)
         if preempt is not None:
-            preempt(scheduler_output.preempted_req_ids or (), scheduler_output.finished_req_ids)
+            preempt(scheduler_output)
         original(self, scheduler_output)
 
     return finish_requests

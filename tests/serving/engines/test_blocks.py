@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.block_reference import Answer, MultiBlock
-from tests.support.checkpoints import TINY_LLADA2
+from tests.support.checkpoints import TINY, TINY_LLADA2
+from tests.support.drive import Driver
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.reference_sdar import END, MASK, VOCABULARY, Reference, random_checkpoint
 
@@ -131,6 +132,65 @@ def test_one_open_block_equals_a_server_without(model: Path, asked: Any, options
         assert running.slots.length == BLOCKS * LENGTH
         assert running.generate(prompts, params(asked, diffusion_blocks=1)) == plain
         assert running.generate(prompts, params(asked)) != plain
+
+
+def changed(options: dict[str, Any]) -> list[tuple[list[int], Any]]:
+    """Prompts and parameters of requests with constraints, penalties and both."""
+    from vllm.sampling_params import StructuredOutputsParams as Constraint
+
+    draw = random.Random(1)
+    # More states than a canvas is decoded with, even without calls.
+    words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randrange(9, 24))) for _ in range(300)]
+    record = {"n": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": words}}}
+    every: list[dict[str, Any]] = [
+        {"structured_outputs": Constraint(regex="([a-f]{3} [0-9]{2}[,.] ){2,6}")},
+        {"structured_outputs": Constraint(json={"properties": record, "required": ["n", "tags"]})},
+        {"structured_outputs": Constraint(json_object=True)},
+        {"structured_outputs": Constraint(choice=words)},
+        {"repetition_penalty": 1.6},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+        {"structured_outputs": Constraint(regex="[a-z ]{10,60}"), "repetition_penalty": 1.5},
+        {"frequency_penalty": -0.6, "min_tokens": 12},
+    ]
+    found = []
+    for threshold in (0.3, 0.6, 0.95):
+        for one in every:
+            prompt = [draw.randrange(20, 100) for _ in range(draw.randrange(3, 40))]
+            pace = {"diffusion_threshold": threshold, **options}
+            found.append((prompt, greedy(draw.choice((40, 50, 64)), **one, **pace)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["tiny-sdar", "tiny-llada2-blocks"])
+def test_one_open_block_with_constraints_and_penalties(name: str) -> None:
+    """Also where the constraint of a block comes late, as on a GPU, and after preemptions."""
+    import torch
+
+    from vllm_dllm.engine.constraints import CanvasStarts
+
+    prompts = [prompt for prompt, _ in changed({})]
+    with engine(TINY / name, 8, diffusion_config=None) as running:
+        plain = running.generate(prompts, [asked for _, asked in changed({})])
+    with engine(TINY / name, 8, diffusion_config=None, **dllm()) as running:
+        one = [asked for _, asked in changed({"diffusion_blocks": 1})]
+        assert running.generate(prompts, one) == plain
+        running.assert_idle()
+        constraints = running.runner.model_state.parts.constraints
+        constraints.starts = CanvasStarts(16, torch.device("cpu"), late=1)
+        assert running.generate(prompts, one) == plain
+        driver = Driver(running)
+        streams = changed({"diffusion_blocks": 1, "diffusion_stream_prefix": True})
+        for n, (prompt, asked) in enumerate(streams):
+            driver.add(f"{n}", prompt, asked)
+        while running.scheduler.requests:
+            for _ in range(7):
+                driver.step()
+            assert running.core.reset_prefix_cache(reset_running_requests=True)
+        tokens = driver.finish()
+        assert [tokens[f"{n}"] for n in range(len(prompts))] == [answer for answer, _ in plain]
+        four = running.generate(prompts, [asked for _, asked in changed({})])
+        assert four != plain
+        assert {reason for _, reason in four} <= {"stop", "length"}
 
 
 def outputs(running: Engine, prompt: list[int], params: Any) -> list[list[int]]:

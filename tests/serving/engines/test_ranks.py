@@ -118,3 +118,12 @@ def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> N
     two, (preemptions, *_) = answers_of_child("parallel_child", model, [STAGED], options)
     assert two == one
     assert (preemptions[0] > 0) == ("preempted" in name)
+
+
+def test_a_failure_on_one_rank_ends_the_engine() -> None:
+    """The ranks' slots would differ, so that some wait for others forever."""
+    worker = {"worker_cls": "tests.support.failing_worker.WorkerThatTakesNoRequest"}
+    with pytest.raises(AssertionError, match=r"EngineDeadError|[Dd]ied|cancelled"):
+        answers_of_child(
+            "parallel_child", TINY_LLADA2, [[GREEDY]], {"tensor_parallel_size": 2} | worker
+        )

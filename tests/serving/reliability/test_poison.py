@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.support import oracle
-from tests.support.engine import Engine, engine, greedy
+from tests.support.drive import Driver
+from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
@@ -107,3 +108,48 @@ def test_poisoned_keys_are_never_shared(running: Engine) -> None:
     assert found[1] == "error"
     assert len(running.block_pool.cached_block_hash_to_block) == 0, "its pages can still be found"
     assert ask(running, [prompt, *PROMPTS])[0] == wanted
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
+def test_numbers_of_eight_bits(dtype: str) -> None:
+    """vLLM stores them as bytes; pages are cleaned of every NaN and infinity, and keep the rest."""
+    golden = oracle.checkpoint("ckpt_b_b8")
+    every = torch.arange(256, dtype=torch.uint8)
+    number = torch.float8_e5m2 if dtype == "fp8_e5m2" else torch.float8_e4m3fn
+    with engine(golden.path, golden.block_size, kv_cache_dtype=dtype) as running:
+        driver = Driver(running)
+        driver.add("one", PROMPTS[3], greedy(16, ignore_eos=True))
+        driver.step()
+        pages, slot = running.runner.model_state.pages, driver.slot("one")
+        (layers,) = pages.groups
+        ids = pages.ids(slot, 0)
+        for layer in layers:
+            content = layer.kv_cache[ids].view(torch.uint8)
+            layer.kv_cache[ids] = every.repeat(content.numel() // 256).view_as(content)
+        pages.scrub(slot)
+        for layer in layers:
+            found = layer.kv_cache[ids].view(number).float().flatten()
+            wanted = every.view(number).float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            assert torch.equal(found, wanted.repeat(len(found) // 256))
+
+
+def test_only_pages_in_doubt_are_cleaned(running: Engine) -> None:
+    """Nor does an earlier pipeline stage clean others, which never learns of unsound canvases."""
+    state = running.runner.model_state
+    cleaned = count_calls(state.pages, "scrub")
+    state.sees_logits = False
+    try:
+        ask(running, PROMPTS)
+        running.step()  # the worker hears of finished requests with the next step
+        assert not cleaned
+        with Poisoned(running, PROMPTS[VICTIM], float("nan"), 1):
+            ask(running, PROMPTS)
+        assert len(cleaned) == 1
+        driver = Driver(running)
+        driver.add("900001", PROMPTS[0], greedy(64, ignore_eos=True))
+        driver.step()
+        running.llm.llm_engine.abort_request(["900001"], internal=False)
+        ask(running, PROMPTS[1:2])
+        assert len(cleaned) == 2
+    finally:
+        state.sees_logits = True

@@ -60,15 +60,16 @@ class InputEmbeddings:
             self.images = (embeddings, where)
 
     def _encoded(self, inputs: list[Any]) -> list[torch.Tensor | None]:
-        """The embeddings of each image ``[tokens, hidden]``; None if the encoder fails."""
+        """The embeddings of each image ``[tokens, hidden]``; None if it fails on the only rank."""
         if not inputs:
             return []
         try:
             return list(self.state.encoder_runner.execute_mm_encoder(inputs))
         except Exception:
+            logger.exception("dllm: the vision encoder failed")
+            self.state.end_if_not_alone()
             if len(inputs) > 1:
                 return [one for alone in inputs for one in self._encoded([alone])]
-            logger.exception("dllm: the vision encoder failed")
             return [None]
 
     def _with_failed(

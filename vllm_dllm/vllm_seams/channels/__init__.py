@@ -2,7 +2,8 @@
 
 vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
 field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
-way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins.)
+way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins, and in
+``dllm_unclean`` of vLLM's ``SchedulerOutput``, which requests may have spoiled their pages.)
 
     from        to          what                        borrowed field
     worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
