@@ -29,8 +29,6 @@ _NAMES = {
     "/v1/messages": {"thinking_token_budget": "thinking", "format": "output_config.format"},
     "/v1/responses": {"logprobs": "include", "format": "text.format"},
 }
-# What requests call the maximum number of output tokens; vLLM takes the first that is set.
-_MAXIMA = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 # The last parts of the paths of endpoints whose answers have choices, and so a place for traces.
 _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 
@@ -68,7 +66,7 @@ class HttpRequest:
     @property
     def is_chat(self) -> bool:
         """Whether it was made of messages."""
-        return hasattr(self.request, "messages")
+        return known(self.request, "messages") is not None
 
     def fail(self, error: Exception) -> None:
         """Note why a prompt was not admitted, as the error that vLLM makes from it."""
@@ -84,23 +82,20 @@ class HttpRequest:
         request = self.request
         if hasattr(request, "is_sampling_param_provided"):
             return bool(request.is_sampling_param_provided("max_tokens"))
-        given = request.model_fields_set
-        return any(getattr(request, name) is not None for name in _MAXIMA if name in given)
+        names = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
+        return any(known(request, name) is not None for name in names & request.model_fields_set)
 
     def called(self, name: str) -> str:
         """The field of the request from which vLLM made a parameter."""
         if name == "structured_outputs":
             return self.constrained_by or name
-        if name == "prompt_logprobs" and getattr(self.request, name, None) is None:
-            return "echo with logprobs" if getattr(self.request, "echo", False) else name
-        if name == "max_tokens":
-            given = getattr(self.request, "model_fields_set", ())
-            return next((one for one in _MAXIMA if one in given), name)
+        if name == "prompt_logprobs" and known(self.request, name) is None:
+            return "echo with logprobs" if known(self.request, "echo") else name
         return _NAMES.get(self.path, {}).get(name, name)
 
     def constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
         """The constraint of the request, for which vLLM has made these parameters."""
-        if not getattr(self.request, "tools", None):
+        if not known(self.request, "tools"):
             return params.structured_outputs
         from vllm_dllm.frontend.tool_calls import constrained_calls
 
@@ -132,7 +127,7 @@ class Endpoints:
         if not isinstance(request, self.request_classes):
             return
         self.refuse_misplaced(getattr(request, "model_extra", None) or {})
-        if getattr(request, "use_beam_search", False):
+        if known(request, "use_beam_search"):
             refuse_beam_search()
         http = current.get()
         if http is None or not http.path:  # vLLM's handlers are called without its server
@@ -142,7 +137,7 @@ class Endpoints:
             continue_last_message(request)
         http.traced = asks_for_traces(request, http.path)
         http.constrained_by = constraining_field(request, http.path)
-        if getattr(request, "tools", None):
+        if known(request, "tools"):
             from vllm_dllm.frontend.tool_calls import asks_for_calls
 
             http.asks_for_calls = asks_for_calls(request)
@@ -174,6 +169,12 @@ class Endpoints:
             raise VLLMValidationError(f"{cut(name)} {problem}", parameter=cut(name))
 
 
+def known(request: Any, name: str) -> Any:
+    """A field of a request; None for one that its class ignores, which vLLM keeps as an extra."""
+    extra = getattr(request, "model_extra", None) or ()
+    return None if name in extra else getattr(request, name, None)
+
+
 def _holds_options(value: Any) -> bool:
     """Whether an object, or one in it, has options of ours."""
     parts = (value, *value.values()) if isinstance(value, dict) else ()
@@ -197,11 +198,11 @@ def continue_last_message(request: Any) -> None:
 
 def constraining_field(request: Any, path: str) -> str:
     """The field of a request, as it arrived, that asks for its constraint; "" if none does."""
-    tools, choice = getattr(request, "tools", None) or (), getattr(request, "tool_choice", None)
+    tools, choice = known(request, "tools") or (), known(request, "tool_choice")
     if tools and choice not in (None, "auto", "none"):
         return "tool_choice"
-    form = getattr(getattr(request, "text", None), "format", None)  # of the Responses API
-    form = getattr(request, "response_format", None) or form
+    form = getattr(known(request, "text"), "format", None)  # of the Responses API
+    form = known(request, "response_format") or form
     if form is not None and getattr(form, "type", None) != "text":
         return _NAMES.get(path, {}).get("format", "response_format")
     strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)

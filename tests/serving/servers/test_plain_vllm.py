@@ -591,8 +591,12 @@ def test_fields_of_other_endpoints(pair: tuple[Server, Server], endpoint: Endpoi
     for refused in ("media_io_kwargs", "mm_processor_kwargs"):  # by vLLM, at every endpoint
         others.pop(refused, None)
     others |= {"of_nobody": 1, "guided_regex": "a+", "extra_body": {"top_k": 5}, "trace": {"id": 1}}
-    plain, ours = (ask(server, endpoint.path, endpoint.body | others) for server in pair)
-    assert plain.status == 200 and plain == ours, (plain, ours)
+    together = compared(pair, endpoint.path, endpoint.name, endpoint.body, others)
+    assert together.plain.status == 200 and together.alike, str(together)
+    for name in others:
+        given = {name: VALUES.get(name, [others[name]])[-1]}
+        alone = compared(pair, endpoint.path, endpoint.name, endpoint.body, given)
+        assert alone.alike, str(alone)
 
 
 def test_requests_of_clients(pair: tuple[Server, Server]) -> None:

@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"vllm_xargs": {"diffusion_algorithm": "JointThreshold", "diffusion_stream_prefix": 1}},
         "diffusion_stream_prefix",
     ),
-    "response_format": ({"response_format": {"type": "json_object"}}, "structured"),
+    "response_format": ({"response_format": {"type": "json_object"}}, "response_format: "),
     "structured_outputs": ({"structured_outputs": {"regex": "a+"}}, "structured"),
     "misspelt": ({"vllm_xargs": {"diffusion_treshold": 0.5}}, "diffusion_threshold"),
     "negative": ({"vllm_xargs": {"diffusion_threshold": -1}}, "diffusion_threshold"),
@@ -65,7 +65,7 @@ def test_refused_by_name(server: Server, golden: oracle.Checkpoint, case: str) -
 def test_refused_in_chat(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "t5 t6"}], "max_tokens": 8}
     for options, name in (
-        ({"response_format": {"type": "json_object"}}, "structured"),
+        ({"response_format": {"type": "json_object"}}, "response_format: "),
         ({"vllm_xargs": {"diffusion_max_step": 1}}, "diffusion_max_steps"),
         ({"use_beam_search": True}, "use_beam_search"),
     ):
