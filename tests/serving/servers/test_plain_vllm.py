@@ -1,7 +1,7 @@
 """Each field of a request is treated as vLLM treats it for other models, or a reason says why not.
 
 A causal model without this package and a diffusion model with it get the same requests: each field
-of vLLM's request classes at its own endpoint, the fields of all the other endpoints as well, and
+of vLLM's classes of OpenAI's, Anthropic's and token requests, the fields of the others as well, and
 whole requests as well-known clients send them. The answers must have the same status and the same
 form. ``pytest -s`` prints the table of fields.
 """
