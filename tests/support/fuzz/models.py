@@ -10,7 +10,13 @@ from typing import Any
 
 from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.server import Server
-from tests.support.soak.models import adapter_flags, frontend_flags
+from tests.support.soak.models import (
+    NEMOTRON,
+    NEMOTRON_FLAGS,
+    adapter_flags,
+    frontend_flags,
+    write_nemotron,
+)
 from tests.support.tiny_llama import write_tiny_llama
 
 ENVIRONMENT = {
@@ -61,6 +67,7 @@ class Model:
 
     def server(self, log: Path) -> Server:
         """Not started yet."""
+        write_nemotron(self.path)
         own = (*frontend_flags(self.reasoning), *self.flags)
         adapters = adapter_flags(self.path, self.adapters, log.parent)
         return Server(self.path, *OPEN, *own, *adapters, log=log, env=ENVIRONMENT)
@@ -70,6 +77,7 @@ MODELS = {
     "llada2": Model(TINY_LLADA2, "mask"),
     "sdar": Model(TINY_SDAR, "mask", reasoning="qwen3", adapters=("a",)),
     "gemma": Model(TINY_GEMMA, "uniform", flags=TEXT_ONLY_FLAGS),
+    "nemotron": Model(NEMOTRON, "mask", reasoning="qwen3", flags=NEMOTRON_FLAGS),
 }
 
 
