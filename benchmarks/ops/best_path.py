@@ -28,20 +28,19 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "packages" / "canvas-grammar")]
+GRAMMAR = ROOT / "packages" / "canvas-grammar"
+sys.path[:0] = [str(ROOT), str(GRAMMAR), str(GRAMMAR / "tests")]
 
 from canvas_grammar import CompileLimits, Constraint, Vocabulary  # noqa: E402
 from canvas_grammar.automaton.compilation import compile_constraint  # noqa: E402
 from canvas_grammar.automaton.configurations import START  # noqa: E402
 from canvas_grammar.automaton.windows import window  # noqa: E402
-from canvas_grammar.decoding import reference  # noqa: E402
 from canvas_grammar.decoding.automaton_tables import automaton_tables  # noqa: E402
 from canvas_grammar.decoding.best_path import (  # noqa: E402
     CanvasWindow,
     ConstrainedPath,
     FreeTokens,
 )
-from canvas_grammar.decoding.noise import gumbel, row_keys  # noqa: E402
 from canvas_grammar.decoding.path_finder import (  # noqa: E402
     PathStep,
     PlannedCanvas,
@@ -49,6 +48,8 @@ from canvas_grammar.decoding.path_finder import (  # noqa: E402
 )
 from canvas_grammar.decoding.tables import Column, Tables  # noqa: E402
 from canvas_grammar.decoding.token_classes import class_tables  # noqa: E402
+from canvas_grammar_support import reference  # noqa: E402
+from canvas_grammar_support.noise import gumbel, row_keys  # noqa: E402
 
 RECORD = {
     "type": "object",

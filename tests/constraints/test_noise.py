@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from canvas_grammar.decoding import noise
 from canvas_grammar.decoding.best_path import FIRST_RANGE_INDEX
+from canvas_grammar_support import noise
 
 from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX

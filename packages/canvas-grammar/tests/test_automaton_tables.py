@@ -9,11 +9,11 @@ from canvas_grammar.automaton.configurations import START
 from canvas_grammar.automaton.windows import Window, window
 from canvas_grammar.decoding.automaton_tables import UNREACHABLE, automaton_tables, dead_state
 from canvas_grammar.decoding.label_bundles import LabelBundles
-from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar.decoding.tables import Column
 from canvas_grammar_support.helpers import automaton, together
 from canvas_grammar_support.helpers import window as canvas
 from canvas_grammar_support.joined import best, drawn, joined
+from canvas_grammar_support.noise import row_keys
 from test_configurations import ALL
 from test_configurations import compiled as configurations_of
 

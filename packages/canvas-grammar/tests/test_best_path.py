@@ -13,11 +13,11 @@ import pytest
 import torch
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import FLOOR, CanvasWindow
-from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar_support.chi_square import chi_square, limit
 from canvas_grammar_support.every_path import best_path, every_path, target_of_class
 from canvas_grammar_support.helpers import automaton, letters, text_of, together, window
 from canvas_grammar_support.joined import FORMS, ClassPaths, best, drawn, joined, with_no_class
+from canvas_grammar_support.noise import row_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,6 @@ import torch
 from canvas_grammar.automaton.pushdown import NO_CLASS
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
-from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas
 from canvas_grammar.decoding.tables import Column
 from canvas_grammar.decoding.token_classes import CHUNK, class_tables
@@ -24,6 +23,7 @@ from canvas_grammar_support.joined import (
     garbage,
     joined,
 )
+from canvas_grammar_support.noise import row_keys
 
 IDS, LENGTH = 6000, 7
 EPSILON = torch.finfo(torch.float32).eps

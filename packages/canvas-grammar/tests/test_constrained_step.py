@@ -14,7 +14,6 @@ from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import ConstrainedPath
-from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar.decoding.tables import Column
 from canvas_grammar_support.chi_square import chi_square, limit
 from canvas_grammar_support.every_path import target_of_class
@@ -30,6 +29,7 @@ from canvas_grammar_support.helpers import (
     window,
 )
 from canvas_grammar_support.joined import FORMS, best, best_tokens, drawn_tokens, joined
+from canvas_grammar_support.noise import row_keys
 from canvas_grammar_support.simulation import Masked, Run
 
 PERSON = record(

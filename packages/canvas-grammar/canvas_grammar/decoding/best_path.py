@@ -24,9 +24,9 @@ Weights are added in float64: over 256 positions they add up to thousands, and i
 paths would become ties. Sums of exponentials are computed to base 2, and each has the largest of
 its terms as its origin, so only terms underflow that do not matter next to another one.
 
-There are three forms, which find the same paths: `reference` to read and to test with, `cpu_paths`
-for CPUs and `paths_triton` for other devices. A drawn path may differ between them where two scores
-tie within rounding.
+There are two forms, which find the same paths: `cpu_paths` for CPUs and `paths_triton` for other
+devices. The tests have a third one, to read and to compare with. A drawn path may differ between
+them where two scores tie within rounding.
 """
 
 from __future__ import annotations

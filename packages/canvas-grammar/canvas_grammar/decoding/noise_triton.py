@@ -1,6 +1,8 @@
-"""The random numbers of `noise` inside Triton kernels: the same bits, Gumbel noise up to rounding.
+"""Counter-based random numbers inside Triton kernels: functions of a row's key and a token id.
 
-This module has only device functions; `noise` names the sources of the mixing functions.
+The caller makes a row's key of a seed and any counters. The id is mixed with its halves by two
+32-bit rounds of `lowbias32` (Wellons, "Prospecting for Hash Functions", 2018). The tests have the
+same in PyTorch, with which the bits agree, and Gumbel noise up to rounding.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -26,7 +28,7 @@ def _lowbias(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gumbel(low, high, index):  # type: ignore[no-untyped-def]
-    """`noise.gumbel` of the keys' halves and an int32 index, float32; shapes broadcast.
+    """Gumbel noise of the keys' halves and an int32 index, float32; shapes broadcast.
 
     Triton has no log1p. For u below 1/8, -log(1 - u) is summed as a series of eight terms, which
     leaves a relative error of 2^-27, so that small u keep all their bits. For larger u, 1 - u is
@@ -37,7 +39,7 @@ def gumbel(low, high, index):  # type: ignore[no-untyped-def]
     # In a product with a signed number, a constant of more than 31 bits would become int64.
     bits = index.to(tl.uint32) * 0x9E3779B1 + low
     bits = _lowbias(_lowbias(bits) ^ high).to(tl.int32, bitcast=True)
-    # 2^32 + 0.5 is 2^32 in float32, so `noise` adds the same.
+    # 2^32 + 0.5 is 2^32 in float32, so PyTorch adds the same.
     value = (bits.to(tl.float32) + tl.where(bits < 0, 4294967296.0, 0.5)) * 2.3283064365386963e-10
     u = tl.minimum(value, 0.99999994)
     series = 1 / 7 + u * (1 / 8)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from canvas_grammar.automaton.pushdown import NO_CLASS
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding import reference
 from canvas_grammar.decoding.automaton_tables import automaton_tables
 from canvas_grammar.decoding.best_path import (
     LOG2_E,
@@ -25,10 +24,12 @@ from canvas_grammar.decoding.best_path import (
     ConstrainedPath,
     FreeTokens,
 )
-from canvas_grammar.decoding.noise import gumbel
 from canvas_grammar.decoding.path_finder import CpuPathFinder, PathFinder, PathStep, PlannedCanvas
 from canvas_grammar.decoding.tables import Column, Tables
 from canvas_grammar.decoding.token_classes import class_tables
+
+from canvas_grammar_support import reference
+from canvas_grammar_support.noise import gumbel
 
 FORMS = ("reference", "cpu", "triton")
 

@@ -9,10 +9,10 @@ from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import NO_STATE, START
 from canvas_grammar.automaton.windows import Window, window
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath
-from canvas_grammar.decoding.noise import row_keys
 from canvas_grammar.limits import CompileLimits
 
 from canvas_grammar_support.joined import Joined, best_tokens, drawn_tokens, joined
+from canvas_grammar_support.noise import row_keys
 
 
 @dataclass(frozen=True)

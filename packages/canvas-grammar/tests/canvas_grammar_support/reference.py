@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 import torch
-
 from canvas_grammar.decoding.best_path import (
     FIRST_CHUNK_INDEX,
     FIRST_CLASS_INDEX,
@@ -22,9 +21,10 @@ from canvas_grammar.decoding.best_path import (
     ConstrainedPath,
     FreeTokens,
 )
-from canvas_grammar.decoding.noise import gumbel
 from canvas_grammar.decoding.tables import Column, Tables
 from canvas_grammar.decoding.token_classes import CHUNK
+
+from canvas_grammar_support.noise import gumbel
 
 
 def find_path(
