@@ -17,7 +17,7 @@ from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
+from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, FollowedPaths, StepPlan
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
@@ -185,3 +185,27 @@ def test_earlier_stages_receive_as_many_columns_as_they_expect() -> None:
         prefill_len_np=nothing + L,
     )
     assert sampler(logits[:0], prompts).sampled_token_ids.shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("inside", "feasible", "skips", "want"),
+    [
+        ([True, True, True, True], True, False, [7, 2, 7, 4]),
+        ([False, True, True, True], True, False, [1, 2, 7, 4]),
+        ([True, True, True, True], False, False, [1, 2, 3, 4]),
+        ([True, True, True, True], True, True, [1, 2, 3, 4]),
+    ],
+)
+def test_decided_positions_hold_the_token_of_the_path(
+    inside: list[bool], feasible: bool, skips: bool, want: list[int]
+) -> None:
+    """The second position is masked, the last one fixed."""
+    canvas = Canvas(
+        torch.tensor([[1, 2, 3, 4]]),
+        torch.tensor([[False, True, False, False]]),
+        torch.tensor([[False, False, False, True]]),
+    )
+    path = torch.full((1, 4), 7)
+    paths = FollowedPaths(path, torch.tensor([inside]), torch.tensor([feasible]), None)
+    kept = paths.kept(canvas, torch.tensor([skips]))
+    assert kept.tokens.tolist() == [want]

@@ -13,7 +13,6 @@ import torch
 from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.best_path import ConstrainedPath
 from canvas_grammar.decoding.tables import Column
 from canvas_grammar_support.chi_square import chi_square, limit
 from canvas_grammar_support.every_path import target_of_class
@@ -249,24 +248,6 @@ def test_the_likelier_of_several_ends(form: str) -> None:
     drawn = drawn_tokens(constraint, logits, window(3, 3), torch.arange(3)[None], form)
     assert drawn.token[0, 0] == 1
     assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
-
-
-def chosen_of(token: list[int], inside: list[bool], feasible: bool = True) -> ConstrainedPath:
-    some, where = torch.tensor([token]), torch.tensor([inside])
-    states = torch.zeros(1, len(token) + 1, dtype=torch.int64)
-    feasible_ = torch.tensor([feasible])
-    return ConstrainedPath(some, torch.zeros(some.shape), where, where, states, feasible_)
-
-
-def test_settled() -> None:
-    tokens, masked = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[False, True, False, False]])
-    fixed = torch.tensor([[False, False, False, True]])
-    path = chosen_of([7, 7, 7, 7], [True, True, True, True])
-    assert path.keep(tokens, masked, fixed).tolist() == [[7, 2, 7, 4]]
-    path = chosen_of([7, 7, 7, 7], [False, True, True, True])
-    assert path.keep(tokens, masked, fixed).tolist() == [[1, 2, 7, 4]]
-    path = chosen_of([7, 7, 7, 7], [True] * 4, feasible=False)
-    assert path.keep(tokens, masked, fixed).tolist() == tokens.tolist()
 
 
 SHORT = {

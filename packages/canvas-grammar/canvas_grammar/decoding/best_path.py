@@ -129,24 +129,6 @@ class ConstrainedPath:
         """Memory for as many other paths."""
         return ConstrainedPath(*(torch.empty_like(getattr(self, f.name)) for f in fields(self)))
 
-    def keep(self, token: torch.Tensor, masked: torch.Tensor, fixed: torch.Tensor) -> torch.Tensor:
-        """The canvas after a step of an algorithm, with the path's token where it is decided.
-
-        An algorithm may decide a position for another token than the path's, or keep an earlier
-        token that is not on this step's path. The canvas would then hold tokens of two paths, and
-        there might be no way to complete it.
-
-        Args:
-            token: int64 ``[n, L]``, the canvas after the algorithm's step.
-            masked: bool ``[n, L]``, positions that are still undecided.
-            fixed: bool ``[n, L]``, positions that never change.
-
-        Returns:
-            int64 ``[n, L]``.
-        """
-        follows = self.inside & ~masked & ~fixed & self.feasible[:, None]
-        return torch.where(follows, self.token, token)
-
     def part(self, canvases: slice) -> ConstrainedPath:
         """Views of a slice of the canvases; writing to them writes to this object."""
         return ConstrainedPath(*(getattr(self, f.name)[canvases] for f in fields(self)))

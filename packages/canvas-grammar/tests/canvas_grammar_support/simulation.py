@@ -109,7 +109,7 @@ class Masked:
                 odd = torch.rand(1, length, generator=self.generator) < 0.3
                 new = torch.where(accept & odd, 1, new)
             masked = masked & ~accept
-            tokens = chosen.keep(new, masked, fixed)
+            tokens = torch.where(chosen.inside & ~masked & ~fixed, chosen.token, new)
             step += 1
         return tokens
 
