@@ -88,8 +88,8 @@ class Pool:
         self.compiled = SimpleNamespace(minimum=minimum, packed=b"x", require=self.require)
         self.depths: list[int | None] = []
 
-    def submit(self, constraint: Any, patient: bool) -> Future[Any]:
-        assert patient, "offline"
+    def submit(self, constraint: Any, patient: bool, client: str) -> Future[Any]:
+        assert patient and not client, "offline"
         self.depths.append(constraint.depth)
         future: Future[Any] = Future()
         future.set_result(self.compiled)
@@ -102,7 +102,8 @@ class Pool:
 def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[Any, Pool]:
     """The parameters of the engine's request, after a prompt of ten tokens."""
     front_end, pool = FrontEnd.__new__(FrontEnd), Pool(minimum)
-    front_end.served, front_end.max_model_len, front_end.vocabulary_size = served(), context, 50
+    front_end.served, front_end.vocabulary_size = served(), 50
+    front_end._config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=context))
     structured = StructuredOutput.__new__(StructuredOutput)
     structured.end_tokens = set()
     structured.forbids_whitespace, structured.reasoning_parser = False, ""

@@ -87,7 +87,7 @@ def test_a_request_keeps_the_thought_of_its_first_prompt() -> None:
     structured.forbids_whitespace, structured.reasoning_parser = False, "qwen3"
     structured.tokenizer = tokenizer
     got: list[Constraint] = []
-    structured._pool = SimpleNamespace(submit=lambda one, _: got.append(one))  # type: ignore[assignment]
+    structured._pool = SimpleNamespace(submit=lambda one, *_: got.append(one))  # type: ignore[assignment]
     for prompt, calls in ((Prompt([], True), None), (Prompt([]), None), (Prompt([]), False)):
         token = current.set(HttpRequest(asks_for_calls=calls))
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))

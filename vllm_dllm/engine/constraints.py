@@ -136,9 +136,10 @@ class Constraints:
         now, before = plan.status, plan.status.canvas
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
         first, width = now.tail.contiguous(), torch.zeros_like(now.tail) + plan.width
-        kind = self.slots.kind
+        budget, kind = now.remaining.contiguous(), self.slots.kind
         if kind.blocks > 1:
             first = torch.maximum(first, self.slots.finished_end(plan.slots))
+            budget = (budget + now.tail - first).clamp_min(0)
             # What the model would write in a block that is not open says nothing yet, so the path
             # ends before it. In a part of a constraint that might leave no path for that block,
             # unless it gets a part of its own.
@@ -150,7 +151,7 @@ class Constraints:
         window = CanvasWindow(
             state=self.state.index_select(0, plan.slots),
             first=first,
-            budget=(now.remaining + now.tail - first).clamp_min(0),
+            budget=budget,
             width=width,
             forced=torch.where(stays, before.tokens, -1),
         )
