@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.adapters import adapter
-from tests.support.checkpoints import ROOT, TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.reference_nemotron import random_checkpoint
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.soak.rules import MEGABYTE
 
 SEATS = 40
@@ -52,7 +51,6 @@ class Model:
         Args:
             scratch: takes the adapters.
         """
-        write_nemotron(self.path)
         return [
             *("--max-num-seqs", str(SEATS), "--block-size", "32"),
             *("--kv-cache-memory-bytes", str(self.kv_bytes)),
@@ -93,22 +91,10 @@ def adapter_flags(model: Path, names: tuple[str, ...], scratch: Path) -> tuple[s
     return ("--enable-lora", "--max-loras", str(len(names)), "--lora-modules", *served)
 
 
-# Random weights, written when they are served. The head is wider than the tokenizer.
-NEMOTRON = ROOT / ".cache" / "nemotron"
-NEMOTRON_FLAGS = ("--tokenizer", str(TINY_SDAR))
-
-
-def write_nemotron(path: Path) -> None:
-    """Write the checkpoint if it is this one and not there."""
-    if path == NEMOTRON and not (path / "tokenizer.json").exists():
-        random_checkpoint(path, block=8)
-
-
 MODELS = {
     "llada2": Model(TINY_LLADA2, "mask", 12 * MEGABYTE),
     "sdar": Model(TINY_SDAR, "mask", 12 * MEGABYTE, reasoning="qwen3", adapters=("a", "b")),
     "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, flags=TEXT_ONLY_FLAGS),
-    "nemotron": Model(NEMOTRON, "mask", 4 * MEGABYTE, reasoning="qwen3", flags=NEMOTRON_FLAGS),
 }
 SLOW = {
     "mask": {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0},
