@@ -82,6 +82,7 @@ def test_the_script_measures_in_small(routing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_system_that_fails_or_hangs_loses_only_itself(tmp_path: Path) -> None:
     """Neither reaches its first figure: one gets an unknown option, the other too little time."""
     out = tmp_path / "real_size.json"
