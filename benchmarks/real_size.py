@@ -143,7 +143,7 @@ class System:
 
     @property
     def weights(self) -> float:
-        """Bytes of all weights, and of what is there while they are loaded."""
+        """Bytes of all weights but an embedding of its own, which no step reads as a whole."""
         return floor(self.geometry, 10**6, 0, self.width).weight_bytes
 
 
@@ -554,7 +554,7 @@ def main() -> None:
     parser.add_argument("--room", type=int, default=2048, help="tokens that may follow")
     parser.add_argument("--steps", type=int, default=100, help="steps to time")
     parser.add_argument(
-        *("--routing",),
+        "--routing",
         choices=("uniform", "weights"),
         default="uniform",
         help="experts drawn evenly, or by the made-up weights, with which a step reads fewer",
