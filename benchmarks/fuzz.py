@@ -34,7 +34,7 @@ from benchmarks.common import write  # noqa: E402
 from tests.support.fuzz.bodies import Body  # noqa: E402
 from tests.support.fuzz.client import Reply, session  # noqa: E402
 from tests.support.fuzz.models import MODELS, plain_server  # noqa: E402
-from tests.support.fuzz.rules import VLLMS_OWN, Site  # noqa: E402
+from tests.support.fuzz.rules import VLLMS_OWN, VLLMS_OWN_LATER, Site  # noqa: E402
 from tests.support.fuzz.run import Fuzzer, Report, traced  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
@@ -47,14 +47,17 @@ def judge(fuzzer: Fuzzer, scratch: Path) -> None:
         plain_replies = asyncio.run(_plainly(server, [reply.body for reply in fuzzer.failed]))
     for reply in fuzzer.failed:
         plain_reply, site = plain_replies[reply.body]
-        if not plain_reply.failed:
+        raised = fuzzer.sites.get(reply)
+        if raised and raised.key in VLLMS_OWN_LATER:
+            site = raised
+        elif not plain_reply.failed:
             problem = f"fails, where plain vLLM says {plain_reply.status}"
-            fuzzer.find(problem, reply, fuzzer.sites.get(reply))
+            fuzzer.find(problem, reply, raised)
             continue
         place = str(site or f"no traceback: {plain_reply.text[:100]}")
         count, example = fuzzer.report.own.get(place, (0, str(reply.body)))
         fuzzer.report.own[place] = (count + 1, example)
-        if count == 0 and (site is None or site.key not in VLLMS_OWN):
+        if count == 0 and (site is None or site.key not in VLLMS_OWN | VLLMS_OWN_LATER):
             fuzzer.find(f"fails in plain vLLM too, and is not in VLLMS_OWN: {place}", reply)
 
 

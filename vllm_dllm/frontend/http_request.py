@@ -190,6 +190,8 @@ def continue_last_message(request: Any) -> None:
     Args:
         request: a request of vLLM's HTTP server, which may be changed.
     """
+    if not request.messages:
+        return  # vLLM refuses it
     last = request.messages[-1]
     text = last.keys() == {"role", "content"} and isinstance(last["content"], str)
     if last["role"] == "assistant" and text:

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoints import ROOT, TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.reference_nemotron import random_checkpoint
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.server import Server
-from tests.support.soak.models import adapter_flags, frontend_flags
+from tests.support.soak.models import (
+    NEMOTRON,
+    adapter_flags,
+    frontend_flags,
+    write_nemotron,
+)
 from tests.support.tiny_llama import write_tiny_llama
 
 ENVIRONMENT = {
@@ -62,21 +66,18 @@ class Model:
 
     def server(self, log: Path) -> Server:
         """Not started yet."""
-        if self.path == NEMOTRON and not (self.path / "tokenizer.json").exists():
-            random_checkpoint(self.path, block=8)
+        if self.path == NEMOTRON:
+            write_nemotron()
         own = (*frontend_flags(self.reasoning), *self.flags)
         adapters = adapter_flags(self.path, self.adapters, log.parent)
         return Server(self.path, *OPEN, *own, *adapters, log=log, env=ENVIRONMENT)
 
 
-# Random weights, written when they are served. The head is wider than the tokenizer.
-NEMOTRON = ROOT / ".cache" / "nemotron"
-NEMOTRON_FLAGS = ("--tokenizer", str(TINY_SDAR))
 MODELS = {
     "llada2": Model(TINY_LLADA2, "mask"),
     "sdar": Model(TINY_SDAR, "mask", reasoning="qwen3", adapters=("a",)),
     "gemma": Model(TINY_GEMMA, "uniform", flags=TEXT_ONLY_FLAGS),
-    "nemotron": Model(NEMOTRON, "mask", reasoning="qwen3", flags=NEMOTRON_FLAGS),
+    "nemotron": Model(NEMOTRON, "mask"),
 }
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.adapters import adapter
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
+from tests.support.checkpoints import ROOT, TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
+from tests.support.reference_nemotron import random_checkpoint
 from tests.support.soak.rules import MEGABYTE
 
 SEATS = 40
@@ -91,10 +93,24 @@ def adapter_flags(model: Path, names: tuple[str, ...], scratch: Path) -> tuple[s
     return ("--enable-lora", "--max-loras", str(len(names)), "--lora-modules", *served)
 
 
+NEMOTRON = ROOT / ".cache" / "nemotron"  # random weights, written when they are served
+
+
+def write_nemotron() -> None:
+    """Write a tiny Nemotron with the tokenizer of tiny-sdar, and its special tokens."""
+    config = random_checkpoint(NEMOTRON, block=8) / "config.json"
+    special = {"mask_token_id": 263, "eos_token_id": 258, "pad_token_id": 256}
+    longer = {"max_position_embeddings": 2048}
+    config.write_text(json.dumps(json.loads(config.read_text()) | special | longer))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY_SDAR / name, NEMOTRON / name)
+
+
 MODELS = {
     "llada2": Model(TINY_LLADA2, "mask", 12 * MEGABYTE),
     "sdar": Model(TINY_SDAR, "mask", 12 * MEGABYTE, reasoning="qwen3", adapters=("a", "b")),
     "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, flags=TEXT_ONLY_FLAGS),
+    "nemotron": Model(NEMOTRON, "mask", 12 * MEGABYTE),
 }
 SLOW = {
     "mask": {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0},
@@ -104,6 +120,8 @@ SLOW = {
 
 def chosen(name: str) -> Model:
     """One of `MODELS`, or a checkpoint by its path."""
+    if name == "nemotron":
+        write_nemotron()
     if name in MODELS:
         return MODELS[name]
     config = json.loads((Path(name) / "config.json").read_text())
