@@ -52,6 +52,7 @@ NO_BUILDER = "needs a container engine"
 
 NOT_RUN = (
     Row("docs/upstream/compiled_models_on_the_cpu.md", "import os", NETWORK),
+    Row("docs/upstream/pages_of_a_dropped_step.md", "import os", NETWORK),
     Row("docs/upstream/prompts_that_end_in_u_fffd.md", "import os", NETWORK),
     Row("README.md", "pip install vllm-dllm", NETWORK),
     Row("docs/deployment.md", "docker ", NO_BUILDER),
