@@ -66,7 +66,7 @@ class CommitPolicy:
 
 @dataclass(frozen=True)
 class FollowedPaths:
-    """What the constraints of a batch say of its canvases.
+    """The paths through a batch's canvases that its constraints chose.
 
     Attributes:
         tokens: int64 ``[n, L]``, the tokens of their paths.
@@ -95,7 +95,7 @@ class FollowedPaths:
 
 @dataclass(frozen=True)
 class Batch:
-    """What stays the same in all steps of the same requests.
+    """The part of a step that stays the same as long as its requests do.
 
     Attributes:
         slots: int64 ``[n]``.

@@ -1,4 +1,4 @@
-"""What a GPU does during a few calls of a function, by PyTorch's profiler."""
+"""Profile what a GPU does during a few calls of a function, with PyTorch's profiler."""
 
 from __future__ import annotations
 
