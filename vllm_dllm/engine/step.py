@@ -33,7 +33,7 @@ from vllm_dllm.vllm_seams.channels import PassFlags
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
 
-MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
+MaybeTensor = TypeVar("MaybeTensor", "torch.Tensor", "torch.Tensor | None")
 
 
 # Methods that an algorithm may have of its own.
@@ -545,13 +545,13 @@ def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
 
 def _in_batch_order(parts: Sequence[MaybeTensor], batches: Sequence[AlgorithmBatch]) -> MaybeTensor:
     """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
-    first = next((part for part in parts if part is not None), parts[0])
+    first: MaybeTensor = next((part for part in parts if part is not None), parts[0])
     if first is None or batches[0].index is None:
         return first
     count = sum(len(batch.slots) for batch in batches)
     whole = first.new_zeros((count, *first.shape[1:]))
     for part, batch in zip(parts, batches, strict=True):
-        if part is not None:
+        if part is not None and batch.index is not None:
             whole.index_copy_(0, batch.index, part)
     return whole
 
