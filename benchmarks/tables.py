@@ -75,16 +75,12 @@ class Record:
         return cls(path.name, kind, content, content["results"])
 
     def source(self) -> str:
-        """File, code and machine in one line. The command is in the file."""
+        """File, code and machine in one line. The file has the command and more of the machine."""
         machine, versions = self.fields["machine"], self.fields["versions"]
         changed = " with uncommitted changes" if self.fields["modified"] else ""
-        load, gpu, threads = (machine.get(name) for name in ("load_average", "gpu", "threads"))
-        busy = f", {threads} threads" if (threads or 1) > 1 else ""
-        busy += f", load average {load[0]:.1f}" if load else ""
         return (
-            f"`benchmarks/results/{self.name}`: commit {self.fields['commit'][:7]}{changed}; "
-            f"{f'{gpu}, ' if gpu else ''}{machine['cpu']}, {machine['cores']} cores{busy}; "
-            f"vLLM {versions['vllm']}, torch {versions['torch']}"
+            f"`benchmarks/results/{self.name}`: commit {self.fields['commit'][:7]}{changed}, "
+            f"{machine.get('gpu') or machine['cpu']}, vLLM {versions['vllm']}"
         )
 
 
@@ -158,15 +154,10 @@ def serve(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
 
 def gemma_side(results: Mapping[str, Any]) -> Iterable[Sequence[str]]:
     """The rows of one vocabulary."""
-    peers = {"native": "vLLM's class", "transformers": "transformers"}
-    columns = (column for peer in peers.values() for column in (peer, f"to {peer}"))
-    yield ["requests", "vllm-dllm", "forward", *columns]
+    yield ["requests", "tokens/s", "to vLLM's class", "to transformers"]
     for load, ours in results["vllm-dllm"].items():
-        row = [_load(load), f"{ours['tokens_per_s']:.0f}", f"{100 * ours['forward_share']:.0f} %"]
-        for peer in peers:
-            figures = results[peer][load]
-            row += [f"{figures['tokens_per_s']:.0f}", f"{figures['times_as_fast']:.2f}x"]
-        yield row
+        peers = (results[peer][load]["times_as_fast"] for peer in ("native", "transformers"))
+        yield [_load(load), f"{ours['tokens_per_s']:.0f}", *(f"{times:.2f}x" for times in peers)]
 
 
 def gemma(tiny: Mapping[str, Any], wide: Mapping[str, Any]) -> Iterable[Sequence[str]]:
