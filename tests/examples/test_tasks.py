@@ -51,12 +51,6 @@ def test_answers_and_split(task: str, test: bool) -> None:
         assert held_out(problem.prompt) == test
 
 
-def test_a_seed_is_a_set() -> None:
-    assert held_out_set(20, seed=1) == held_out_set(20, seed=1) != held_out_set(20, seed=2)
-    chosen = held_out_set(20)
-    assert len({problem.prompt for problem in chosen}) == 20 * len(TASKS) == len(chosen)
-
-
 def test_training_never_sees_a_held_out_problem() -> None:
     tested = {problem.prompt for problem in held_out_set(100)}
     seen = itertools.islice(training_examples(Encoder(llada2_tokenizer()), 0), 3000)
