@@ -25,7 +25,6 @@ FOLDER = ROOT / "examples" / "deploy"
 RAY = FOLDER / "ray"
 CUDA = (ROOT / "containers" / "cuda.Dockerfile").read_text("utf-8")
 ENDING_S = 15  # what a server may need after its last answer
-CACHES = {"VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +46,6 @@ class Pod:
     """
 
     container: dict[str, Any]
-    volumes: list[dict[str, Any]]
     security: dict[str, Any]
     grace_s: int
 
@@ -60,7 +58,7 @@ def kubernetes() -> Pod:
     spec = one(FOLDER / "kubernetes.yaml", "Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     grace = spec["terminationGracePeriodSeconds"]
-    return Pod(container, spec["volumes"], spec["securityContext"], grace)
+    return Pod(container, spec["securityContext"], grace)
 
 
 def kserve() -> Pod:
@@ -71,7 +69,7 @@ def kserve() -> Pod:
     container = container | {"args": container["args"] + model["args"]}
     container["resources"] = model["resources"]
     grace = service["terminationGracePeriodSeconds"]
-    return Pod(container, runtime["volumes"], service["securityContext"], grace)
+    return Pod(container, service["securityContext"], grace)
 
 
 PODS = {"kubernetes": kubernetes, "kserve": kserve}
@@ -101,19 +99,6 @@ def test_running_requests_have_their_time(pod: Pod) -> None:
     timeout = pod.flag("--shutdown-timeout")
     assert timeout
     assert pod.grace_s >= before["seconds"] + int(timeout) + ENDING_S
-
-
-@EACH
-def test_what_is_kept_is_on_a_volume(pod: Pod) -> None:
-    volumes = {volume["name"]: volume for volume in pod.volumes}
-    mounts = {mount["mountPath"]: mount["name"] for mount in pod.container["volumeMounts"]}
-    assert set(mounts.values()) == set(volumes)
-    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
-    folders = {item["name"]: item["value"] for item in pod.container["env"]}
-    assert set(folders) >= CACHES
-    for folder in folders.values():
-        (mount,) = (path for path in mounts if folder == path or folder.startswith(f"{path}/"))
-        assert "persistentVolumeClaim" in volumes[mounts[mount]]
 
 
 @EACH
