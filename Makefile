@@ -29,8 +29,8 @@ pytest := $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --
 test: setup ## the tests, but for those that `make test-long` adds
 	@$(pytest) -m "not long and not clients and not browser"
 
-test-long: setup ray ## all tests, but for those of `make test-clients`
-	@$(pytest) -m "not clients and not browser"
+test-long: setup ray ## all tests, but for those of `make test-clients` (TESTS=...: some)
+	@$(pytest) -m "not clients and not browser" $(TESTS)
 
 test-clients: setup ## the clients of docs/clients.md that need an environment of their own
 	@scripts/clients.sh
@@ -40,7 +40,7 @@ test-browser: setup ## the page of traces in headless Chromium (CHROMIUM=...: wh
 	@scripts/browser.sh
 	@.venv-browser/bin/python -m pytest -m browser --durations 5 tests/viewer
 
-test-versions: ## the newest vLLM, every week in CI: what broke, by seam (VERSIONS=, TESTS=: see the script)
+test-versions: ## the newest vLLM, every night in CI: what broke, by seam (VERSIONS=, TESTS=: see the script)
 	@TESTS="$(TESTS)" scripts/versions.sh $(VERSIONS)
 
 # Each stops with status 1 when it has found something. BODIES=, REQUESTS=: how many for each model.

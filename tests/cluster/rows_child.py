@@ -49,10 +49,9 @@ BATCH = re.compile(r"pid=(\d+)\).* Elapsed time for batch")
 
 
 def problems(count: int) -> list[dict[str, Any]]:
-    """Rows with a number, a prompt and the right answer, of one task after the other."""
+    """Rows with a number and a prompt, of one task after the other."""
     rng, tasks = random.Random(0), list(TASKS.values())
-    drawn = (tasks[n % len(tasks)](rng) for n in range(count))
-    return [{"id": n, "prompt": prompt, "right": right} for n, (prompt, right) in enumerate(drawn)]
+    return [{"id": n, "prompt": tasks[n % len(tasks)](rng)[0]} for n in range(count)]
 
 
 def written(target: Path) -> int:
@@ -75,7 +74,6 @@ def through_ray(source: Path, target: Path, log: Path) -> dict[str, Any]:
         command = [sys.executable, str(EXAMPLE), str(source), str(target)]
         command += ["--max-tokens", str(MAX_TOKENS)]
         environment = os.environ | {"RAY_ADDRESS": found["address"], "RAY_DEDUP_LOGS": "0"}
-        begun = time.monotonic()
         with log.open("w") as sink:
             example = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
             while written(target) < KILL_AT and example.poll() is None:
@@ -85,13 +83,12 @@ def through_ray(source: Path, target: Path, log: Path) -> dict[str, Any]:
             cluster.stdin.flush()
             killed = json.loads(cluster.stdout.readline())
             status = example.wait()
-        seconds = time.monotonic() - begun
         cluster.stdin.close()
     if status:
         raise RuntimeError(f"the example ended with {status}:\n{log.read_text()[-3000:]}")
     batches = Counter(BATCH.findall(log.read_text()))
     del killed["killed"]  # a process of the past
-    return killed | {"rows_before": at, "seconds": seconds, "batches": [*batches.values()]}
+    return killed | {"rows_before": at, "batches": [*batches.values()]}
 
 
 def plain(prompts: list[str]) -> list[str]:
@@ -120,26 +117,21 @@ def compare(rows: list[dict[str, Any]], out: list[dict[str, Any]]) -> dict[str, 
         "as_plain": sum(
             answers.get(row["id"]) == text for row, text in zip(rows, alone, strict=True)
         ),
-        "right": sum(answers.get(row["id"]) == row["right"] for row in rows),
-        "right_plain": sum(text == row["right"] for row, text in zip(rows, alone, strict=True)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--log", type=Path, help="of the example; default: it is not kept")
+    parser.add_argument("--log", type=Path, required=True, help="of the example")
     args = parser.parse_args()
-    rows = problems(args.rows)
+    rows = problems(10_000)
     with tempfile.TemporaryDirectory(prefix="vllm-dllm-ray-") as folder:
         source, target = Path(folder) / "problems.parquet", Path(folder) / "answers"
         pq.write_table(Table.from_pylist(rows), source)
-        results = through_ray(source, target, args.log or Path(folder) / "log")
+        results = through_ray(source, target, args.log)
         out = pq.ParquetDataset(target).read().to_pylist()
     results |= compare(rows, out)
     print(json.dumps(results))
-    whole = results["rows_out"] == len(rows) and not results["lost"] + results["doubled"]
-    sys.exit(0 if whole and results["replaced_s"] else 1)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ The commands of a block run one after the other, because one may use what anothe
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.documents.commands import Block, Command, commands
-from tests.support.documents.outcomes import OUTCOMES
+from tests.support.documents.outcomes import check_outcome
 from tests.support.documents.running import (
     all_blocks,
     asks_a_server,
@@ -21,9 +22,8 @@ from tests.support.documents.running import (
     rows_for,
     shell,
     shortened,
-    to_run,
 )
-from tests.support.documents.table import BENCHMARK, NOT_RUN, QUICK, RUN_BY
+from tests.support.documents.table import BENCHMARK, BENCHMARKS, NOT_RUN, QUICK, RUN_BY
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -33,63 +33,47 @@ def plain(block: Block) -> list[Command]:
     return [
         command
         for command in commands(block)
-        if command in to_run()
+        if not rows_for((*NOT_RUN, *RUN_BY), command)
         and command.program != "vllm serve"
         and not asks_a_server(command)
-        and not BENCHMARK.search(command.text)  # test_benchmarks_run.py
+        and not BENCHMARK.search(command.text)
     ]
 
 
-def is_long(block: Block, seen: set[str]) -> bool:
-    """Whether `make test-long` runs a block: not if it is quick, the first time that it occurs."""
-    texts = {found.text.replace(".venv/bin/", "") for found in plain(block)}
-    new = texts - seen
-    seen |= texts
-    return not new or not all(rows_for(QUICK, found) for found in plain(block))
+def is_quick(block: Block) -> bool:
+    """Whether `make test` runs it: it takes seconds, or is the script that users read first."""
+    return all(found.text in QUICK for found in plain(block)) or "LLM(model=" in block.text
 
 
-def is_first(block: Block) -> bool:
-    """Whether a script is the one that every user reads first."""
-    return block.page == "README.md" and "LLM(" in block.text
+def cases(blocks: list[Block]) -> list[object]:
+    """Each text once."""
+    found = {block.text: block for block in reversed(blocks)}.values()
+    return [
+        pytest.param(one, id=str(one), marks=[] if is_quick(one) else [pytest.mark.long])
+        for one in found
+    ]
 
 
-SEEN: set[str] = set()
-BLOCKS = [
-    pytest.param(block, id=str(block), marks=[pytest.mark.long] if is_long(block, SEEN) else [])
-    for block in all_blocks("shell")
-    if plain(block)
-]
-# A class in a file of its own is described on these pages; the others are scripts.
+BLOCKS = [block for block in all_blocks("shell") if plain(block)]
 SCRIPTS = [
-    pytest.param(block, id=str(block), marks=[] if is_first(block) else [pytest.mark.long])
+    block
     for block in all_blocks("python")
     if not names_a_server(block.text) and not rows_for((*NOT_RUN, *RUN_BY), block)
 ]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", cases(BLOCKS))
 def test_commands_of_a_block(block: Block, tmp_path: Path) -> None:
     root = copied(tmp_path)
     for command in plain(block):
-        done = shell(with_make(shortened(command)), root)
+        # Without the target `setup`: the environment is the one of the tests.
+        done = shell(re.sub(r"^make ", "make -o setup ", shortened(command)), root)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         check_outcome(command, done.stdout + done.stderr)
 
 
-def with_make(text: str) -> str:
-    """`make` without its target `setup`: the environment is the one of the tests."""
-    return re.sub(r"^make ", "make -o setup ", text)
-
-
-def check_outcome(command: Command, output: str) -> None:
-    """What the documentation's examples print is known, where they ask the tiny models."""
-    names = [Path(word).name for word in command.words if word.startswith("examples/")]
-    if names and "--model" not in command.words:
-        assert re.search(OUTCOMES[names[0]], output, re.DOTALL), f"{command}\n{output[-2000:]}"
-
-
-@pytest.mark.parametrize("block", SCRIPTS)
+@pytest.mark.parametrize("block", cases(SCRIPTS))
 def test_scripts(block: Block, tmp_path: Path) -> None:
     """Those that generate print something."""
     root = copied(tmp_path)
@@ -98,3 +82,17 @@ def test_scripts(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{block}\n{done.stderr[-4000:]}"
     if "print(" in block.text:
         assert done.stdout.strip(), block
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
+    """In a short form."""
+    out = tmp_path / "out.json"
+    options = BENCHMARKS[name].replace("OUT", str(out))
+    interpreted = "TRITON_INTERPRET=1 " if "--quick" in options else ""
+    done = shell(f"{interpreted}python {name} {options}", copied(tmp_path), timeout=1500)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    if "OUT" in BENCHMARKS[name]:
+        assert json.loads(out.read_text())["results"]

@@ -1,4 +1,4 @@
-"""The examples on tiny models, several with one engine; they are short, and each has its command.
+"""The examples on tiny models, several with one engine.
 
 As a reader runs them, each with an engine of its own: `tests/documents/test_commands_run.py`.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,16 +23,12 @@ from examples import (
     structured_output,
 )
 from examples.tiny.tasks import held_out_set
-from tests.support.checkpoints import ROOT, TINY_GEMMA, TINY_LLADA2
-from tests.support.documents.commands import blocks, commands
+from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2
 from tests.support.documents.outcomes import OUTCOMES
 from tests.support.engine import Engine, engine
 from vllm_dllm.decoding import registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
-EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-MOST_LINES = 60
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +45,18 @@ def check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(OUTCOMES[name], output, re.DOTALL), output
 
 
-def test_offline(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    offline.main(llada2.llm, offline.PROMPTS)
-    check("offline.py", capsys)
+MAINS: dict[str, Callable[[Any], None]] = {
+    "offline.py": lambda llm: offline.main(llm, offline.PROMPTS),
+    "structured_output.py": structured_output.main,
+    "several_algorithms.py": lambda llm: several_algorithms.main(llm, "reverse 52 97 23 71 40"),
+    "own_algorithm.py": own_algorithm.main,
+}
 
 
-def test_structured_output(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    structured_output.main(llada2.llm)
-    check("structured_output.py", capsys)
-
-
-def test_several_algorithms(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    several_algorithms.main(llada2.llm, "reverse 52 97 23 71 40")
-    output = capsys.readouterr().out
-    assert re.search(OUTCOMES["several_algorithms.py"], output, re.DOTALL), output
-    assert len(output.splitlines()) == len(several_algorithms.OPTIONS)
-
-
-def test_own_algorithm(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    own_algorithm.main(llada2.llm)
-    check("own_algorithm.py", capsys)
+@pytest.mark.parametrize("name", MAINS)
+def test_an_example(name: str, llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    MAINS[name](llada2.llm)
+    check(name, capsys)
 
 
 def test_offline_batch(
@@ -108,16 +97,3 @@ def test_images(llada2: Engine, capsys: pytest.CaptureFixture[str]) -> None:
         images.main(running.llm, images.drawn(), "What is in the picture?")
     print(images.BLIND)
     check("images.py", capsys)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_short_and_has_its_command(name: str) -> None:
-    text = (ROOT / "examples" / name).read_text()
-    assert len(text.splitlines()) <= MOST_LINES
-    assert '\nif __name__ == "__main__":' in text
-    shown = [one for block in blocks(f"examples/{name}") for one in commands(block)]
-    assert any(f"examples/{name}" in command.words for command in shown)
-
-
-def test_every_example_has_an_outcome() -> None:
-    assert sorted(OUTCOMES) == EXAMPLES

@@ -21,15 +21,6 @@ def test_a_seed_is_a_checkpoint(tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_made_once(tmp_path: Path) -> None:
-    weights = make_twin(tmp_path, 1, **SMALL) / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    make_twin(tmp_path, 1, **SMALL)
-    assert weights.stat().st_mtime_ns == before
-    make_twin(tmp_path, 2, **SMALL)
-    assert weights.stat().st_mtime_ns != before
-
-
 def test_tokenizer_and_chat_template(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(make_twin(tmp_path, 1, **SMALL))
     assert tokenizer.mask_token_id == 127

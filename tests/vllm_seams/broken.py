@@ -36,10 +36,15 @@ def changes() -> dict[str, tuple[str, str]]:
     }
 
 
+def cases(report: Path) -> list[ElementTree.Element]:
+    """The tests that ran; none if the run did not end."""
+    return [*ElementTree.parse(report).iter("testcase")] if report.exists() else []
+
+
 def failures(report: Path) -> list[str]:
     """The tests that failed, as pytest takes them, or the file if it cannot be collected."""
     found = []
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in cases(report):
         if case.find("failure") is None and case.find("error") is None:
             continue
         module, name = case.get("classname", ""), case.get("name", "")
@@ -89,9 +94,9 @@ if __name__ == "__main__":
     lines = [f"  {missing}" for missing in missing_imports()]
     lines = ["imports that are missing", *lines] if lines else []
     report = Path(sys.argv[1]) if sys.argv[1:] else None
-    if report is not None and not report.exists():
-        lines.append("the tests did not end")
-    failed = failures(report) if report is not None and report.exists() else []
+    if report is not None and not cases(report):
+        lines.append("no test ran to its end")
+    failed = failures(report) if report is not None else []
     lines += by_seam(seams.PAGE.read_text("utf-8"), changes(), failed)
     print(f"== what broke with vLLM {installed()}, by seam of docs/seams.md")
     print("\n".join(lines or ["nothing"]))

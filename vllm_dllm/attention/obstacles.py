@@ -1,4 +1,4 @@
-"""What attention backends cannot do, other than the CPU's own, and which option prevents a route.
+"""The limits of GPU attention backends, and the options that rule out a route.
 
 The rows of the table are vLLM's own rules (``validate_configuration``, ``get_flash_attn_version``),
 and what the methods of `routes` require in addition.

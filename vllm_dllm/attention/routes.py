@@ -174,10 +174,7 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
 
 
 def candidates_of(device: Device) -> tuple[str, ...]:
-    """The backends that may serve a model on a device, in order of preference.
-
-    This package's has not been run on a GPU.
-    """
+    """The backends that may serve a model on a device, in order of preference."""
     on = {"cuda": ("FLASH_ATTN", "TRITON_ATTN", OURS), "cpu": ("CPU_ATTN", OURS)}
     return on.get(device.platform, ("TRITON_ATTN", OURS))
 

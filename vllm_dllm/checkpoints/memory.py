@@ -86,7 +86,8 @@ def _modules(
             continue
         module, _, part = known.rpartition(".")
         if part not in _NOT_KEPT:
-            modules[module][part] = _Part(DTYPES[info["dtype"]], tuple(info["shape"]))
+            dtype: Any = DTYPES[info["dtype"]]
+            modules[module][part] = _Part(dtype, tuple(info["shape"]))
     return modules
 
 

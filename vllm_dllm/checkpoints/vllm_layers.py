@@ -1,4 +1,4 @@
-"""What vLLM's own layers load for a matrix, for methods whose layouts are known to vLLM alone.
+"""Ask vLLM's own layers which tensors they load, for methods whose layouts only vLLM knows.
 
 ModelOpt, GPTQ, AWQ and others state one scheme for a whole checkpoint and the layers that it leaves
 out. A linear layer without memory is built for each matrix, so that its tensors are those that vLLM

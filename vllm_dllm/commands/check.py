@@ -69,7 +69,7 @@ def found_by_trying() -> dict[str, str]:
 
 
 def _bridged() -> str:
-    """What vLLM's CPU build lacks here and ``vllm-cpu-v2`` adds, as text."""
+    """List the parts that ``vllm-cpu-v2`` adds to vLLM's CPU build here, as text."""
     try:
         from vllm_cpu_v2.plugin import parts
     except ImportError:

@@ -34,7 +34,7 @@ def read_prompts(path: Path, *taken: str) -> list[Row]:
 
 
 def conversation(row: Row) -> list[Any]:
-    """What a line asks, as messages."""
+    """Return the prompt of a line, as messages."""
     return row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
 
 

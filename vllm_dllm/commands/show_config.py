@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
-    """What a server would have; plugins must be loaded already.
+    """Explain the settings that a server would have; plugins must be loaded already.
 
     Args:
         arguments: as for `run`.
@@ -82,7 +82,7 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def memory(vllm_config: VllmConfig) -> list[tuple[str, str, str]]:
-    """What the weights will take on a GPU and on a CPU, as (name, value, source)."""
+    """Estimate the memory of the weights on a GPU and on a CPU, as (name, value, source)."""
     from vllm.model_executor.model_loader.utils import get_model_cls
 
     from vllm_dllm.checkpoints.memory import weight_bytes

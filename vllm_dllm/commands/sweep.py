@@ -37,7 +37,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Part:
-    """What a setting's answers to a part of the problems scored and cost.
+    """The scores and costs of a setting's answers to a part of the problems.
 
     Attributes:
         scores: a number between 0 and 1 for each problem.
@@ -93,7 +93,7 @@ class Setting:
 
 
 def part_ends(problems: int) -> list[int]:
-    """Where the parts of so many problems end: after an eighth, a quarter, a half and all."""
+    """Return the ends of the parts: after an eighth, a quarter, a half and all of the problems."""
     return sorted({max(1, problems // share) for share in (8, 4, 2, 1)})
 
 
@@ -115,7 +115,7 @@ def score_interval(setting: Setting) -> tuple[float, float]:
 
 
 def against(setting: Setting, careful: Setting) -> tuple[float, float, float]:
-    """How much better a setting is than the careful one on its own problems, and the interval."""
+    """Return a setting's lead over the careful one on its own problems, and the interval."""
     pairs = zip(setting.scores, careful.scores, strict=False)
     differences = [ours - theirs for ours, theirs in pairs]
     return statistics.fmean(differences), *interval(differences, -1, 1)
@@ -167,7 +167,7 @@ def still_racing(settings: Sequence[Setting], parts: int, tolerance: float) -> l
 def pareto_front(
     settings: Sequence[Setting], speed: Callable[[Setting], float] = Setting.tokens_per_pass
 ) -> list[Setting]:
-    """Those than which no other is faster and as good, or better and as fast.
+    """Keep the settings that no other beats in speed or score without losing in the other.
 
     The settings have answered the same problems.
     """

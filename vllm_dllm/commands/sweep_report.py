@@ -1,4 +1,4 @@
-"""What ``vllm-dllm tune`` has found: a table, a plot, and the winner as a configuration file."""
+"""The report of ``vllm-dllm tune``: a table, a plot, and the winner as a configuration file."""
 
 from __future__ import annotations
 

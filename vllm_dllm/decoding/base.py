@@ -113,7 +113,7 @@ class BlockLimits:
 
 @dataclass(frozen=True)
 class Update:
-    """What a step returns.
+    """The result of one step of an algorithm.
 
     Attributes:
         canvas: the canvas that the model reads next, or that is committed where `done` is true.

@@ -159,7 +159,7 @@ class Constraints:
         return ConstrainedStep(self, plan.slots, window, ConstrainedPath.empty(window), waits)
 
     def plan(self, on_host: np.ndarray, where: np.ndarray, both: bool) -> Followed:
-        """What some canvases must follow; cached for later steps with the same canvases.
+        """Plan the path searches for some canvases; cached for later steps with the same canvases.
 
         Args:
             on_host: the slots of a batch, int ``[n]``.
@@ -191,7 +191,7 @@ class Constraints:
 
 
 class ConstrainedStep:
-    """What the canvases of a step must follow, those without a constraint among them.
+    """The constraints of a step's canvases, including canvases that have none.
 
     Attributes:
         slots: int64 ``[n]``, the slots of the batch.
@@ -294,7 +294,7 @@ class ConstrainedStep:
     def _drawn_freely(
         self, rows: MaskedRows, likeliest: torch.Tensor, followed: Followed
     ) -> FreeTokens:
-        """What the canvases that draw would hold without a constraint."""
+        """Return the tokens that the drawing canvases would get without a constraint."""
         keys, kept = rows.keys, rows.filtered
         assert keys is not None and kept is not None
         if keys.device.type != "cpu":
@@ -374,7 +374,7 @@ class ConstrainedStep:
         return SampledStatistics(token, probability, sample, its_probability, entropy)
 
     def followed(self) -> FollowedPaths:
-        """What the chosen paths say of the canvases of the batch."""
+        """Return the chosen paths through the canvases of the batch."""
         path = self.path
         return FollowedPaths(path.token, path.inside, path.feasible, self.waits)
 

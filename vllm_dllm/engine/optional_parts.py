@@ -123,7 +123,7 @@ class OptionalParts:
                 getattr(self, name).leave(slot)
 
     def observers(self, flags: Mapping[str, bool]) -> Sequence[StepObserver]:
-        """What sees the decisions of the steps of requests with these flags (`HOST_FLAGS`)."""
+        """The observers of steps whose requests have these flags (`HOST_FLAGS`)."""
         observers: list[StepObserver] = []
         if flags["reports"]:
             observers.append(self.logprobs)

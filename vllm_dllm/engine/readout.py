@@ -107,7 +107,7 @@ class ReadRequest:
 
 @dataclass
 class Readings:
-    """What a readout has computed from the hidden states of a batch of canvases.
+    """The result of a readout: what it computed from the hidden states of a batch of canvases.
 
     Attributes:
         statistics: row statistics ``[n, L]``.
@@ -134,7 +134,7 @@ class Readings:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What a compiled function may tell these readings from others by."""
+        """The key by which a compiled function may tell these readings from others."""
         optional = self.noise, self.next_canvas, self.soft_embedding, self.log_probabilities
         others = self.logprob, self.likeliest
         return type(self.statistics), *(part is None for part in (*optional, *others))

@@ -29,7 +29,7 @@ MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class RowWork(IntFlag):
-    """What a request's options do to its rows of logits, apart from reporting logprobs."""
+    """The changes to a request's rows of logits that its options ask for, logprobs aside."""
 
     NONE = 0
     SHIFT = 1  # logit bias, allowed ids, banned ids

@@ -327,7 +327,7 @@ class DiffusionSampler:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a step returns when it has written the slots.
+    """The return value of a step that has written the slots.
 
     Attributes:
         tokens: int64 ``[n, L]``, vLLM's `sampled_token_ids`.

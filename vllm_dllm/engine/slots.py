@@ -41,7 +41,7 @@ NO_TOKEN = -1
 
 
 class Phase(IntEnum):
-    """What the next forward pass over a slot's canvas is for."""
+    """The purpose of the next forward pass over a slot's canvas."""
 
     PREFILL = 0  # the pass computes chunks of the prompt; the canvas waits
     DENOISE = 1  # the pass changes the canvas and keeps nothing in the KV cache
@@ -136,7 +136,7 @@ class Columns:
         return row
 
     def before(self, name: str) -> int:
-        """How many columns come before those of a name."""
+        """Return the number of columns before those of a name."""
         at = self._at[name]
         return at.start if isinstance(at, slice) else at
 
@@ -470,7 +470,7 @@ class SlotState:
         self.verifies[slot] = choice.algorithm.verifies
 
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
-        """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""
+        """Return `HOST_FLAGS`, each true if any of these slots (int ``[n]``) has it."""
         found = np.logical_or.reduce(self.on_host[on_host, :-1]).tolist()
         return dict(zip(HOST_FLAGS, found, strict=True))
 
@@ -484,7 +484,7 @@ class SlotState:
         return SlotStatus(integers, flags, canvas, temperature, **named)
 
     def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where the finished blocks end with which canvases begin, int64 ``[n]``; `slots` as well.
+        """Return where each canvas' leading finished blocks end, int64 ``[n]`` like `slots`.
 
         They are to the next block what precedes it.
         """

@@ -33,7 +33,7 @@ from vllm_dllm.vllm_seams.channels import PassFlags
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
 
-MaybeTensor = TypeVar("MaybeTensor", bound="torch.Tensor | None")
+MaybeTensor = TypeVar("MaybeTensor", "torch.Tensor", "torch.Tensor | None")
 
 
 # Methods that an algorithm may have of its own.
@@ -66,7 +66,7 @@ class CommitPolicy:
 
 @dataclass(frozen=True)
 class FollowedPaths:
-    """What the constraints of a batch say of its canvases.
+    """The paths through a batch's canvases that its constraints chose.
 
     Attributes:
         tokens: int64 ``[n, L]``, the tokens of their paths.
@@ -95,7 +95,7 @@ class FollowedPaths:
 
 @dataclass(frozen=True)
 class Batch:
-    """What stays the same in all steps of the same requests.
+    """The part of a step that stays the same as long as its requests do.
 
     Attributes:
         slots: int64 ``[n]``.
@@ -545,13 +545,13 @@ def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
 
 def _in_batch_order(parts: Sequence[MaybeTensor], batches: Sequence[AlgorithmBatch]) -> MaybeTensor:
     """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
-    first = next((part for part in parts if part is not None), parts[0])
+    first: MaybeTensor = next((part for part in parts if part is not None), parts[0])
     if first is None or batches[0].index is None:
         return first
     count = sum(len(batch.slots) for batch in batches)
     whole = first.new_zeros((count, *first.shape[1:]))
     for part, batch in zip(parts, batches, strict=True):
-        if part is not None:
+        if part is not None and batch.index is not None:
             whole.index_copy_(0, batch.index, part)
     return whole
 

@@ -41,7 +41,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class MaskedRows:
-    """What a masked model chose from the rows of n canvases, ``n * L`` positions.
+    """The choice of a masked model from the rows of n canvases, ``n * L`` positions.
 
     Attributes:
         statistics: ``[rows]``, with drawn tokens for requests that draw; those of constrained
@@ -83,7 +83,7 @@ class MaskedRows:
 
 @dataclass
 class NoiseRows:
-    """What a model of uniform noise chose from the rows of one canvas.
+    """The choice of a model of uniform noise from the rows of one canvas.
 
     Attributes:
         statistics: ``[L]``; those of a constrained canvas have the tokens of its paths.

@@ -53,7 +53,7 @@ def verified(
     finished: Finished,
     tokens: torch.Tensor,
 ) -> tuple[Finished, torch.Tensor]:
-    """What leaves after a step in which some commits verify; moves their slots accordingly.
+    """Output what leaves after a step in which some commits verify, and move their slots.
 
     Args:
         plan: the batch before the step, with `StepPlan.verifies`; the slots have been written.

@@ -38,7 +38,7 @@ _HOUSEKEEPING = (
 
 @dataclass(frozen=True)
 class Fields:
-    """What a model knows of the fields of ``config.json``, or of one object in it.
+    """The fields of ``config.json``, or of one object in it, that a model knows.
 
     Attributes:
         config_class: the configuration class, whose fields are read.

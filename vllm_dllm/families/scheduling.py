@@ -1,4 +1,4 @@
-"""What the schedulers of all families add to vLLM's.
+"""The additions to vLLM's scheduler that all families share.
 
 They keep pages that were never committed out of the prefix cache, and end requests that cannot
 continue. The rules about canvases and prefill chunks belong to the families.

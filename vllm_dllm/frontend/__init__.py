@@ -18,13 +18,13 @@ current: ContextVar[HttpRequest | None] = ContextVar("http_request", default=Non
 
 
 def called(name: str) -> str:
-    """What the current request calls a parameter of vLLM, for a refusal."""
+    """Return the current request's own name for a parameter of vLLM, to use in a refusal."""
     http = current.get()
     return name if http is None else http.called(name)
 
 
 class Prompt(NamedTuple):
-    """What an output follows.
+    """The prompt that an output follows.
 
     Attributes:
         token_ids: its tokens.

@@ -58,7 +58,7 @@ def refuse_excluded(
 def _asked_for(
     params: SamplingParams, resolved: ResolvedRequest
 ) -> Iterator[tuple[Beside, list[str]]]:
-    """What a request asks for beside its text: the names of its parameters, by kind."""
+    """Yield what a request wants besides its text: the names of its parameters, by kind."""
     yield "constraints", ["structured_outputs"] if params.structured_outputs is not None else []
     asked = ["logprobs"] if params.logprobs is not None else []
     asked += ["logprob_token_ids"] if params.logprob_token_ids else []

@@ -65,7 +65,7 @@ class FrontEnd:
 
     @cached_property
     def structured(self) -> StructuredOutput:
-        """What compiles the constraints of structured outputs."""
+        """The compiler of structured-output constraints."""
         from vllm_dllm.frontend.structured_output import StructuredOutput
 
         return StructuredOutput(self._config, self.tokenizer, self._at_end)

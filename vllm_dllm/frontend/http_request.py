@@ -35,7 +35,7 @@ _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 
 @dataclass
 class HttpRequest:
-    """What is known about an HTTP request while it is being answered.
+    """The state of an HTTP request while it is being answered.
 
     Attributes:
         path: path of its endpoint; empty if vLLM's handlers are called without a server.

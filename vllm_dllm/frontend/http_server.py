@@ -1,4 +1,4 @@
-"""What the HTTP server of a diffusion model does before it answers.
+"""Changes to the answers of a diffusion model's HTTP server.
 
 VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
 parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has

@@ -26,7 +26,7 @@ def one_token_at_a_time(parser: type[Parser]) -> type[Parser]:
 
 
 def joined(parts: Sequence[DeltaMessage]) -> DeltaMessage | None:
-    """What the tokens of one delta have become, as one message: each text and each call added up.
+    """Merge the messages of one delta's tokens into one: each text and each call added up.
 
     A message has no order between its texts and its calls: what is text between two calls of one
     delta comes before both. Where a thought follows a call, which only the parser `inkling` gives,

@@ -80,7 +80,7 @@ def add_traces(state: Any, completion: Any) -> None:
 
 
 def fields_of(completion: Any) -> dict[str, Any]:
-    """What is attached to an output, as plain values for a choice of an HTTP answer.
+    """Return the fields to add to a choice of an HTTP answer, as plain values.
 
     Args:
         completion: vLLM's ``CompletionOutput``.

@@ -65,7 +65,7 @@ class SavedPage:
 
 @dataclass
 class PageTransfers(KVConnectorMetadata):
-    """What a worker does in a step: pages to save after it, and pages to load, by request."""
+    """A worker's transfers in one step: pages to save after it, and pages to load, by request."""
 
     saves: list[SavedPage] = field(default_factory=list)
     loads: dict[str, list[SavedPage]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class ExampleConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """How many tokens after those in the KV cache can be loaded."""
+        """Count the tokens after those in the KV cache that can be loaded."""
         known = self._prompt(request)
         first = num_computed_tokens // self.page
         # vLLM needs at least one token to compute.
@@ -148,7 +148,7 @@ class ExampleConnector(KVConnectorBase_V1):
         ]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> PageTransfers:
-        """What the worker does in this step."""
+        """List the pages that the worker saves and loads in this step."""
         loads, self.to_load = self.to_load, {}
         saves = list(self._completed(scheduler_output)) if self.saves else []
         return PageTransfers(saves, loads)

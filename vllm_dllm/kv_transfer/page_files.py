@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -70,7 +71,8 @@ def digest(page: Mapping[str, torch.Tensor]) -> str:
     found = hashlib.blake2b(digest_size=32)
     for name in sorted(page):
         found.update(name.encode() + b"\0")
-        found.update(page[name].contiguous().view(torch.uint8).numpy())
+        content: Any = page[name].contiguous().view(torch.uint8).numpy()
+        found.update(content)
     return found.hexdigest()
 
 

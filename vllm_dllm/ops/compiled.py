@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch.fx.experimental import _config as symbolic_shapes
+from torch.fx.experimental import _config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Arguments = ParamSpec("Arguments")
@@ -55,7 +55,8 @@ def compiled(function: Function) -> Function:
     """
     # PyTorch 2.13 has the limit as an option of `torch.compile`, too; 2.11 has not.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
-    return torch.compile(function, fullgraph=True, **OF_ROWS)
+    made: Any = torch.compile(function, fullgraph=True, **OF_ROWS)
+    return made
 
 
 class CompiledOnce(Generic[Arguments, Result]):
@@ -127,5 +128,6 @@ def compiling_ahead() -> Iterator[None]:
     Gradients are off, as in the engine. Sizes that happen to be equal in an example are compiled as
     independent sizes.
     """
+    symbolic_shapes: Any = _config
     with torch.inference_mode(), symbolic_shapes.patch(use_duck_shape=False):
         yield

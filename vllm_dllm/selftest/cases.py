@@ -181,7 +181,7 @@ def route_of(device: Device, case: Case) -> Route | None:
 
 
 def absent(device: Device, old_compiler: bool = False) -> list[tuple[str, str]]:
-    """What cannot be tried on this machine and the reason: a family with a backend, or kernels."""
+    """List what this machine cannot run: families with a backend, and kernels, with reasons."""
     found = []
     if old_compiler and device.platform != "cpu":
         reason = "this PyTorch's compiler computes indices in too few bits; use 2.13 or later"

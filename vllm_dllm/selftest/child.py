@@ -106,7 +106,7 @@ def serve(engine: Any, requests: Sequence[Mapping[str, Any]]) -> dict[str, dict[
 
 
 def chosen(llm: Any) -> dict[str, Any]:
-    """What the engine serves with, as its own objects say."""
+    """The options that the engine really serves with, read from its own objects."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention import Attention
 

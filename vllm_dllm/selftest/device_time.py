@@ -1,4 +1,4 @@
-"""What a GPU does during a few calls of a function, by PyTorch's profiler."""
+"""Profile what a GPU does during a few calls of a function, with PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -45,7 +46,7 @@ def device_time(call: Callable[[], object], calls: int, longest: int = 0) -> Dev
     events = [
         (event.name, event.time_range.start, event.time_range.end)
         for event in trace.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
     return summary(events, calls, longest)
 

@@ -189,7 +189,7 @@ class BareModel:
         )
 
     def batch(self, canvases: int) -> Any:
-        """What is read of vLLM's ``InputBatch`` if the first slots have a canvas each."""
+        """Build what a step over the canvases of the first slots reads of ``InputBatch``."""
         length = self.slots.length
         return SimpleNamespace(
             num_reqs=canvases,

@@ -44,7 +44,7 @@ PREFIXES = {
 
 
 class StepDetails(IntFlag):
-    """What a request wants to know about its steps; `LIVE` is what its server wants to know."""
+    """The details of its steps that a request asks for; `LIVE` is what its server asks for."""
 
     NOTHING = 0
     STEP_MAPS = 1

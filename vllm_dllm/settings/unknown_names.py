@@ -283,7 +283,7 @@ def meant_by(given: Mapping[str, object], corruption: Corruption) -> dict[str, o
 
 
 def as_option(settings: Mapping[str, object]) -> str:
-    """How a user gives settings to a server."""
+    """Return the command-line option that gives these settings to a server."""
     return f"--additional-config '{_as_json({SETTINGS_KEY: settings})}'"
 
 

@@ -109,7 +109,7 @@ def _will_be_asynchronous(vllm_config: VllmConfig) -> bool:
 def _obstacles(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int
 ) -> list[str]:
-    """What keeps commits from sharing a pass; `length` is 0 if scheduling is synchronous."""
+    """List why commits cannot share a pass; `length` is 0 if scheduling is synchronous."""
     scheduler, window = vllm_config.scheduler_config, 2 * length
     budget = min(
         scheduler.max_num_batched_tokens,

@@ -28,7 +28,7 @@ MOST_EVENTS = 5000
 
 @dataclass
 class _Answer:
-    """What is known about one request, or about one of its choices.
+    """The state of one request, or of one of its choices.
 
     Attributes:
         number: counts the answers of this server, from 1.
@@ -112,7 +112,7 @@ class LiveTraces:
             oldest.assembly = None
 
     def news(self, since: int) -> dict[str, Any]:
-        """What has changed since an earlier call, as plain values.
+        """Return the changes since an earlier call, as plain values.
 
         Args:
             since: the ``now`` of the earlier call's news, or 0 for everything.

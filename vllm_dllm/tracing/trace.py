@@ -1,4 +1,4 @@
-"""What a user learns about the steps of an answer."""
+"""The trace of an answer: the record of its steps that a user gets."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Replay:
-    """What replays a rollout up to the end of its last block, which extends past the answer.
+    """The data to replay a rollout to the end of its last block, which extends past the answer.
 
     Attributes:
         dllm_replay_token_ids: the answer and the rest of the last canvas.

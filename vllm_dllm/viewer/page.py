@@ -22,7 +22,7 @@ _ASKS_NOBODY, _ASKS_ITS_SERVER = "connect-src 'none'", "connect-src 'self'"
 
 
 def answer_of(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> dict[str, Any]:
-    """What a page shows of an answer, as plain values.
+    """Return the data that a page shows for an answer, as plain values.
 
     Args:
         name: what the page calls it, for example its prompt.

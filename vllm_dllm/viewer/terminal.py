@@ -74,7 +74,7 @@ class Frame(NamedTuple):
 
     @property
     def decided(self) -> int:
-        """How many positions the model has decided."""
+        """The number of positions that the model has decided."""
         return sum(cell.kind not in (Kind.OPEN, Kind.GIVEN) for cell in self.cells)
 
 

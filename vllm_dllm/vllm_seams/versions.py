@@ -40,7 +40,7 @@ def version_problem() -> str | None:
 
 
 def how_tested() -> dict[str, str]:
-    """How each supported release of vLLM was tested, by its first two numbers."""
+    """Return how each supported release of vLLM was tested, by its first two numbers."""
     return {".".join(map(str, release)): how for release, how in TESTED.items()}
 
 

@@ -94,7 +94,7 @@ def load_what_is_compiled() -> None:
 
 
 def _load_complete(*args: Any, **kwargs: Any) -> Any:
-    loaded = load_compiled_function(*args, **kwargs)
+    loaded: Any = load_compiled_function(*args, **kwargs)
     function = loaded._artifacts.compiled_fn
     if not hasattr(function, "finalize_loading"):
         function.finalize_loading = lambda vllm_config: None  # it is complete as it is
@@ -143,7 +143,7 @@ def prepare_compiler() -> threading.Thread:
         first = first_working(candidates)
         return listed() if first is None else [first]
 
-    cpu_vec_isa.valid_vec_isa_list = once_prepared
+    cpu_vec_isa.valid_vec_isa_list = once_prepared  # type: ignore[assignment]
     thread.start()
     return thread
 

@@ -81,6 +81,7 @@ def _multiply_as(
 def _plain_matrices(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     """The layers with a plain matrix next to a packed one, and the first layer that has it."""
     owners: dict[int, Any] = {}
+    layer: Any
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():
             yield layer, owners.setdefault(id(layer.weight), layer)

@@ -262,12 +262,12 @@ class PlainExpertsFallback:
         prepare = maybe_make_prepare_finalize(
             moe=moe,
             quant_config=experts.quant_config,
-            routing_tables=layer._expert_routing_tables(),
+            routing_tables=layer._expert_routing_tables(),  # type: ignore[operator]
             allow_new_interface=True,
             use_monolithic=False,
         )
         self.moe_kernel = mk.FusedMoEKernel(prepare, experts)
-        _call_as_one_operator(layer.layer_name)
+        _call_as_one_operator(str(layer.layer_name))
 
     def dequantized(self, layer: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 weights of both products, from the loaded parameters."""

@@ -64,13 +64,9 @@ class Fp8Experts(PlainExpertsFallback, fp8_module.CompressedTensorsW8A8Fp8MoEMet
             return fp8_of_tensors(layer)
         w13_scale, w2_scale = layer.w13_weight_scale, layer.w2_weight_scale
         if self.weight_block_size is not None:
-            return tuple(
-                _by_block(weight, scale, self.weight_block_size)
-                for weight, scale in (
-                    (layer.w13_weight, w13_scale),
-                    (layer.w2_weight, w2_scale),
-                )
-            )
+            block = self.weight_block_size
+            w13 = _by_block(layer.w13_weight, w13_scale, block)
+            return w13, _by_block(layer.w2_weight, w2_scale, block)
         return apply_scales(layer.w13_weight, w13_scale), apply_scales(layer.w2_weight, w2_scale)
 
     def roundings(self, layer: Any) -> tuple[Rounding, Rounding]:

@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from vllm_dllm.commands import installation, show_config
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.resolution import Served
@@ -88,7 +89,7 @@ def help_fault(options: list[str], run: Any) -> str | None:
 
 
 def vllm_fault(words: list[str]) -> str | None:
-    """Of `vllm SUBCOMMAND ...`; the settings of a server are read, too."""
+    """Of `vllm SUBCOMMAND ...`; a server is configured, too, where its files are here."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # The parser of `vllm bench` looks there for its name.
@@ -103,6 +104,9 @@ def vllm_fault(words: list[str]) -> str | None:
             args = parser.parse_args(words)
     except (SystemExit, ValueError) as error:
         return output.getvalue()[-500:] or str(error)
+    if words[0] == "serve" and Path(words[1]).is_dir():
+        installation.load("ERROR")
+        return refused(lambda: show_config.explain(words[1:]))
     given = getattr(args, "additional_config", None)
     return refused(lambda: parse_settings(given, *decoding(words[1])))
 

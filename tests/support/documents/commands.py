@@ -21,10 +21,10 @@ COMMENT = re.compile(r"\s+# [^'\"\n]*$")  # after a command
 WITH_SUBCOMMAND = ("vllm", "vllm-dllm", "make", "pip", "docker")
 
 
-def pages(root: Path = ROOT) -> list[str]:
+def pages() -> list[str]:
     """The documents whose commands are run: Markdown, and the docstrings of the examples."""
-    docs = sorted(path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md"))
-    examples = sorted(path.relative_to(root).as_posix() for path in root.glob("examples/*.py"))
+    docs = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    examples = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("examples/*.py"))
     return [*AT_THE_TOP, *docs, *examples]
 
 
@@ -80,9 +80,9 @@ class Command:
         return f"{self.page}:{self.line}: {self.text.splitlines()[0]}"
 
 
-def blocks(page: str, root: Path = ROOT) -> list[Block]:
+def blocks(page: str) -> list[Block]:
     """The indented and fenced code blocks of a page."""
-    text = (root / page).read_text("utf-8")
+    text = (ROOT / page).read_text("utf-8")
     if page.endswith(".py"):
         text = ast.get_docstring(ast.parse(text), clean=False) or ""
     found = []

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from tests.support.documents.commands import Command
+
 # Example -> an expression that its whole output matches somewhere (a dot matches line ends, too).
 OUTCOMES = {
     "extract_records.py": r"name='.*' age=\d+ city=",
@@ -18,3 +23,10 @@ OUTCOMES = {
     r'Describe .*\{.?"name".*\n.*sum of numbers\. +\d+(\+\d+)+\n',
     "tools.py": r"temperature\(\{.*\}\) -> .*time_of_day\(\{.*\}\) -> .*answer: ",
 }
+
+
+def check_outcome(command: Command, output: str) -> None:
+    """Compare what an example of the documentation prints, where it asks a tiny model."""
+    names = [Path(word).name for word in command.words if word.startswith("examples/")]
+    if names and "--model" not in command.words:
+        assert re.search(OUTCOMES[names[0]], output, re.DOTALL), f"{command}\n{output[-2000:]}"

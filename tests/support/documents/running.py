@@ -17,10 +17,8 @@ from tests.support.checkpoints import ROOT
 from tests.support.documents.commands import Block, Command, blocks, commands, pages
 from tests.support.documents.table import (
     CLIENTS,
-    NOT_RUN,
     OUTPUT,
     PLACEHOLDERS,
-    RUN_BY,
     SHORTER,
     TWINS,
     Row,
@@ -30,8 +28,6 @@ from tests.support.server import ENVIRONMENT
 
 ADDRESS = re.compile(r"\b(localhost|127\.0\.0\.1|0\.0\.0\.0):8000\b")
 SHELL = {"", "sh", "bash", "shell"}
-# What the tests know how to run; anything else needs a row in the table.
-PROGRAMS = ("curl", "make", "python", "vllm", "vllm-dllm")
 # As much as a test needs, for scripts that make an engine of their own.
 SMALL = "enforce_eager=True, max_model_len=512, kv_cache_memory_bytes=1 << 26"
 NOT_COPIED = (".git", ".venv*", ".cache", ".*_cache", "site", "*.egg-info", "__pycache__")
@@ -60,11 +56,6 @@ def all_commands() -> list[Command]:
     return [command for block in all_blocks("shell") for command in commands(block)]
 
 
-def to_run() -> list[Command]:
-    """The commands that no row of the table speaks for."""
-    return [found for found in all_commands() if not rows_for((*NOT_RUN, *RUN_BY), found)]
-
-
 def asks_a_server(command: Command) -> bool:
     """Whether it needs a server at localhost:8000: curl, clients of vLLM, scripts that say so."""
     if (
@@ -77,16 +68,6 @@ def asks_a_server(command: Command) -> bool:
     return (ROOT / script).is_file() and names_a_server((ROOT / script).read_text())
 
 
-def unknown(found: list[Command]) -> list[str]:
-    """Commands that the table does not account for: programs that the tests do not know."""
-    return [
-        str(command)
-        for command in found
-        if command.program.split(" ")[0] not in PROGRAMS
-        and not rows_for((*NOT_RUN, *RUN_BY), command)
-    ]
-
-
 def names_a_server(text: str) -> bool:
     return ADDRESS.search(text) is not None
 
@@ -96,11 +77,6 @@ def body(command: Command) -> dict[str, Any]:
     words = command.words
     sends = command.program == "curl" and "-d" in words
     return json.loads(words[words.index("-d") + 1]) if sends else {}
-
-
-def model_of(command: Command) -> str:
-    """The tiny checkpoint that a client asks: that of its JSON, else `TINY_LLADA2`'s."""
-    return twin(body(command).get("model", "MODEL")) or ""
 
 
 def filled_in(text: str) -> str:
@@ -152,3 +128,11 @@ def shell(text: str, root: Path, timeout: float = 600) -> subprocess.CompletedPr
         timeout=timeout,
         check=False,
     )
+
+
+def faults(given: list[list[str]]) -> list[str | None]:
+    """What is wrong with each of these commands, if anything; see `parse_child`."""
+    child = [sys.executable, "-m", "tests.support.children.parse_child", json.dumps(given)]
+    done = subprocess.run(child, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,1 +1,1 @@
-"""What families share whose canvases begin right after the prompt, which is read causally."""
+"""The shared parts of families that read the prompt causally and begin a canvas right after it."""

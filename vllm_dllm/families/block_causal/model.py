@@ -1,4 +1,4 @@
-"""What a masked model's class needs besides its forward pass."""
+"""The base of the model classes of masked models: everything besides the forward pass."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class SoftmaxPartials:
         )
 
     def greedy_statistics(self, entropy: bool) -> RowStatistics:
-        """What `row_statistics` computes; `entropy` asks for `EntropyStatistics`."""
+        """Return the result of `row_statistics`; `entropy` asks for `EntropyStatistics`."""
         probability = torch.exp(self.best - self.origin) / self.sum
         if not entropy:
             return RowStatistics(self.token, probability)

@@ -68,7 +68,7 @@ def fused_statistics(
     budget: int,
     compile: bool = False,
 ) -> Result:
-    """What `tiled.tiled_statistics` computes, in two passes of Triton kernels.
+    """Compute the result of `tiled.tiled_statistics` in two passes of Triton kernels.
 
     The weights of the soft embedding are rounded to the embedding's dtype, as in `tiled` on a GPU.
 

@@ -1,4 +1,4 @@
-"""What our worker, scheduler and front end tell each other in fields of vLLM's messages.
+"""Channels between our worker, scheduler and front end, in fields of vLLM's messages.
 
 vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
 field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
@@ -26,7 +26,7 @@ import torch
 
 
 class PassFlags(IntFlag):
-    """What a pass did with a sound canvas."""
+    """The outcome of a pass over a sound canvas."""
 
     KV_PENDING = 1  # the canvas has left, but its keys and values are still to be written
     WAITED = 2  # the decoding algorithm did not run; set for a commit only if others may wait

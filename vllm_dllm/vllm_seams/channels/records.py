@@ -46,7 +46,7 @@ class StepRecords:
 
 @dataclass
 class TracedLogprobs:
-    """What the sampler puts out as ``logprobs_tensors``: its logprobs, and the step's records.
+    """The sampler's ``logprobs_tensors``: its logprobs, together with the step's records.
 
     It has the two methods of ``LogprobsTensors`` that vLLM's worker calls.
     """
@@ -137,7 +137,7 @@ def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
 
 
 def take_records(output: Any) -> tuple[int, list[Record]] | None:
-    """What `put_records` was given, with the arrays cut to the canvas' width; None without records.
+    """Return the arguments of `put_records`, cut to the canvas' width, or None without records.
 
     Args:
         output: vLLM's ``EngineCoreOutput``.
