@@ -13,11 +13,11 @@ import torch
 from tests.support.sampler import sampler_of, step
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, reveal
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.contracts import CommitPolicy, FollowedPaths, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, FollowedPaths, StepPlan
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
@@ -74,7 +74,7 @@ def test_a_batch_is_remembered_while_its_requests_stay_the_same() -> None:
     assert first.slots.tolist() == first.on_host.tolist() == [0, 1]
     assert second.slots.tolist() == second.on_host.tolist() == [2, 0]
     assert [len(part.slots) for part in second.by_algorithm] == [1, 1]
-    assert second.overrides == {"temperature"}
+    assert second.overridden == {"temperature"}
     slots.records[0] = True
     third = update.batch(memory, on_host)
     assert third.flags["records"] and len(third.observers) == 1
