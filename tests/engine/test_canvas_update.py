@@ -13,11 +13,11 @@ import torch
 from tests.support.sampler import sampler_of, step
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, reveal
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.contracts import CommitPolicy, FollowedPaths, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, FollowedPaths, StepPlan
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
@@ -74,13 +74,13 @@ def test_a_batch_is_remembered_while_its_requests_stay_the_same() -> None:
     assert first.slots.tolist() == first.on_host.tolist() == [0, 1]
     assert second.slots.tolist() == second.on_host.tolist() == [2, 0]
     assert [len(part.slots) for part in second.by_algorithm] == [1, 1]
-    assert second.overrides == {"temperature"}
+    assert second.overridden == {"temperature"}
     slots.records[0] = True
     third = update.batch(memory, on_host)
     assert third.flags["records"] and len(third.observers) == 1
     choice = ResolvedDecoding(LowConfidence(), LowConfidence.config(), 9, 4)
     slots.configure(2, choice, 1.0, 100)  # another request enters the slot
-    assert update.batch(memory, on_host).overrides == set()
+    assert update.batch(memory, on_host).overridden == set()
 
 
 def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
@@ -154,7 +154,7 @@ def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
     rows = Readings(RowStatistics(torch.arange(3 * L).view(3, L), torch.full((3, L), 0.5)))
     slots = slots_with(*kinds, temperature=0.0, tokens=2)
     update, plan = plan_of(slots)
-    assert [batch.index.tolist() for batch in plan.batches] == [[0, 2], [1]]
+    assert [batch.index.tolist() for batch in plan.batch.by_algorithm] == [[0, 2], [1]]
     outcome = update.decide(plan, plan.status, rows, None)
     assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
     # Only two of its tokens are wanted, and nobody reads its keys and values.

@@ -13,13 +13,13 @@ from canvas_grammar_support.joined import interpreted_finder
 
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.contracts import CommitPolicy, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readings
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.token_choice import NoisePipeline
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.settings.resolution import ResolvedDecoding

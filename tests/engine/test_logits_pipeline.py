@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.contracts import CommitPolicy
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 3, 20

@@ -10,14 +10,15 @@ import torch
 
 from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.engine import step
+from vllm_dllm.engine.contracts import Batch, CommitPolicy, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 8, 40
+KIND = CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True)
 POLICY = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 
 
@@ -27,9 +28,7 @@ def test_masked_positions_have_the_statistics_of_all_rows(
 ) -> None:
     """One canvas is partly decided, one not at all, and one is finished."""
     monkeypatch.setattr(step, "FEW_LOGITS", 0)
-    slots = SlotState(
-        3, CanvasKind(L, VOCABULARY, VOCABULARY - 1, aligned=True), torch.device("cpu")
-    )
+    slots = SlotState(3, KIND, torch.device("cpu"))
     for slot, temperature in enumerate(temperatures):
         choice = ResolvedDecoding(LowConfidence(), LowConfidence.config(), 9, 4)
         slots.enter(slot, [1] * L, seed=slot)
@@ -61,5 +60,8 @@ def test_masked_positions_have_the_statistics_of_all_rows(
 
 def test_a_batch_without_masks_reads_one_row() -> None:
     nothing = torch.zeros(2, L, dtype=torch.bool)
-    request = ReadRequest(torch.arange(2), np.arange(2), L, torch.zeros(2), masked=nothing)
-    assert request.masked_rows().tolist() == [0]
+    batch = Batch(torch.arange(2), np.arange(2), {})
+    plan = StepPlan(
+        batch, SlotState(2, KIND, torch.device("cpu")), L, torch.zeros(2), masked=nothing
+    )
+    assert plan.masked_rows().tolist() == [0]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_dllm.engine.contracts import Batch, StepPlan
 from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
-from vllm_dllm.engine.readout import ReadRequest
 from vllm_dllm.engine.row_options import MOST_SCORE, RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.vllm_seams.channels import Failure
@@ -93,8 +93,9 @@ def put(options: RowOptionState, slot: int, asked: RowOptions | None) -> None:
         options.enter(slot, asked)
 
 
-def request(slots: list[int]) -> ReadRequest:
-    return ReadRequest(torch.tensor(slots), np.array(slots), L, torch.ones(len(slots)))
+def plan_of(options: RowOptionState, slots: list[int]) -> StepPlan:
+    batch = Batch(torch.tensor(slots), np.array(slots), {})
+    return StepPlan(batch, options.slots, L, torch.ones(len(slots)))
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
             if asked.biases:
                 before, start = history[slot].tolist(), int(slots.start[slot])
                 wanted[row] = biased(wanted[row], asked, before, start)
-        options.apply_biases(logits, request(own))
+        options.apply_biases(logits, plan_of(options, own))
         got = logits.view(-1, L, VOCABULARY)
         for row in range(len(names)):
             assert torch.equal(got[row], wanted[row]), (names, row)
@@ -148,7 +149,7 @@ def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
             put(options, slot, ASKED[name])
         logits = 2 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
         before = logits.clone()
-        got = options.filtered(logits, request(own)).view(-1, L, VOCABULARY)
+        got = options.filtered(logits, plan_of(options, own)).view(-1, L, VOCABULARY)
         assert torch.equal(logits, before), "the given logits are still needed"
         for row, name in enumerate(names):
             rows = before[row * L : (row + 1) * L]
@@ -160,7 +161,7 @@ def test_without_filters_nothing_is_copied(history: torch.Tensor) -> None:
     options = state(history)
     put(options, 0, ASKED["penalties"])
     logits = torch.zeros(2 * L, VOCABULARY)
-    assert options.filtered(logits, request([0, 1])) is logits
+    assert options.filtered(logits, plan_of(options, [0, 1])) is logits
 
 
 def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None:
@@ -172,8 +173,12 @@ def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None
             put(options, 2, ASKED[before])
         put(options, 2, ASKED[name])
         logits = 2 * torch.randn(L, VOCABULARY, generator=seeded(4))
-        options.apply_biases(logits, request([2]))
-        return logits, options.filtered(logits, request([2])), options.slots.failure.clone()
+        options.apply_biases(logits, plan_of(options, [2]))
+        return (
+            logits,
+            options.filtered(logits, plan_of(options, [2])),
+            options.slots.failure.clone(),
+        )
 
     for name in ASKED:
         fresh = result(None, name)

@@ -13,11 +13,11 @@ from tests.support.sampler import step
 from vllm_dllm.decoding.joint_threshold import JointThreshold
 from vllm_dllm.decoding.sub_blocks import SubBlocks
 from vllm_dllm.engine import step as engine_step
+from vllm_dllm.engine.contracts import CommitPolicy
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_shifted import ShiftedReadout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY, MASK = 8, 40, 39

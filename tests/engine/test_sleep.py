@@ -27,7 +27,7 @@ class Owner:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.slots = SlotState(3, CanvasKind(4, 100, 99, aligned=True), torch.device("cpu"))
-        self.slots.window = TwoBlockWindow(self.slots, 64)
+        self.window = TwoBlockWindow(self.slots, 64)
         self.rules = [block_causal_rules(self.slots), BlockCausal(4, self.slots.device, 3, 2)]
 
 
@@ -39,7 +39,7 @@ def test_what_is_written_once_is_kept() -> None:
     assert isinstance(blocks, BlockCausal) and blocks.windows is not None
     once = [
         *(owner.slots.position, owner.slots.integers, owner.slots.failure, rules.rule.block),
-        *(owner.slots.window.masks, blocks.windows.hidden, owner.model[0].rows.place),
+        *(owner.window.masks, blocks.windows.hidden, owner.model[0].rows.place),
     ]
     assert kept.issuperset(tensor.data_ptr() for tensor in once)
     assert owner.model[0].weight.data_ptr() not in kept

@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from vllm_dllm.decoding.linear_spec import LinearSpec
 from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.engine.contracts import CommitPolicy, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.sampler import Finished
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CanvasUpdate, CommitPolicy, StepPlan
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.verifying_pass import confirmed, verified
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
@@ -66,13 +67,13 @@ def test_a_canvas_begins_with_the_last_token_of_the_prompt() -> None:
     assert slots.tokens.tolist() == [[6, MASK, MASK, MASK], [MASK] * L]
     assert slots.fixed.tolist() == [[True, False, False, False], [False] * L]
     assert slots.masked.tolist() == [[False, True, True, True], [True] * L]
-    assert plan.verifies is not None
-    assert plan.verifies.tolist() == [True, False]
+    assert plan.batch.verifies is not None
+    assert plan.batch.verifies.tolist() == [True, False]
 
 
 def test_a_batch_without_such_an_algorithm_is_not_asked() -> None:
     _, plan = slots_of(LowConfidence())
-    assert plan.verifies is None
+    assert plan.batch.verifies is None
 
 
 @pytest.mark.parametrize(
@@ -87,18 +88,17 @@ def test_what_leaves_and_what_comes_next(sound: bool, tokens: int, sent: int) ->
     next_canvas = torch.full((3, L), MASK)
     before = [one.clone() for one in (slots.start, slots.tail, slots.tokens, slots.remaining)]
     predicted = torch.tensor([[1, 2, 9, 5]] * 3)
-    plain = Finished(
-        tokens=torch.zeros((3, L), dtype=torch.int64),
+    plain = SamplerOutput(
+        sampled_token_ids=torch.zeros((3, L), dtype=torch.int64),
+        logprobs_tensors=None,
         num_nans=torch.zeros(3, dtype=torch.int32),
         num_sampled=torch.tensor([0, 0, 4], dtype=torch.int32),
         num_rejected=torch.tensor([0, 4, 0], dtype=torch.int32),
-        leaves=torch.tensor([True, False, True]),
-        out=torch.tensor([4, 0, 4]),
     )
     finished, read_next = verified(
         plan, now, predicted, torch.full((3,), sound), plain, next_canvas
     )
-    assert finished.tokens[0].tolist() == [1, 2, 9, 5]
+    assert finished.sampled_token_ids[0].tolist() == [1, 2, 9, 5]
     assert finished.num_sampled.tolist() == [sent, 0, 4]
     assert finished.num_rejected.tolist() == [L - sent, 4, 0]
     count = min(3, tokens)

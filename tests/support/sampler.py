@@ -13,13 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_dllm.decoding import Algorithm
+from vllm_dllm.engine.contracts import CommitPolicy, Readout
 from vllm_dllm.engine.logprobs import LogprobReports
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readout
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
 FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)

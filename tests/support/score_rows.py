@@ -9,8 +9,8 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, StepContext, Update
 from vllm_dllm.decoding.base import Canvas
+from vllm_dllm.engine.contracts import Readout
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readout
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.slots import CanvasKind, SlotState

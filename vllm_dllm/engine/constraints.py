@@ -32,11 +32,9 @@ from canvas_grammar.decoding.tables import Tables
 from canvas_grammar.decoding.token_classes import class_tables
 
 from vllm_dllm.decoding.blocks import open_blocks
-from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.contracts import FollowedPaths, MaskedRows, NoiseRows, StepPlan
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.step import FollowedPaths, StepPlan
 from vllm_dllm.engine.to_device import can_pin, to_device
-from vllm_dllm.engine.token_choice import MaskedRows, NoiseRows
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 
@@ -222,28 +220,28 @@ class ConstrainedStep:
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
-    def choose_paths(self, chosen: MaskedRows | NoiseRows, request: ReadRequest) -> None:
+    def choose_paths(self, chosen: MaskedRows | NoiseRows, plan: StepPlan) -> None:
         """Replace the tokens chosen for constrained canvases with those of paths.
 
         Args:
             chosen: what was chosen from the whole rows of logits of these canvases; updated in
                 place.
-            request: the request for these canvases.
+            plan: the plan of these canvases.
         """
         slots = self.constraints.slots
-        where = np.flatnonzero(slots.constrained[request.on_host])
+        where = np.flatnonzero(slots.constrained[plan.on_host])
         if not len(where):
             return
         if isinstance(chosen, NoiseRows):
             own, rows = chosen.statistics, chosen.logits[None]
             chosen.statistics = self.choose_noise_paths(
-                own.view(1, -1), request, where, chosen.keys[None], lambda *_: rows, 1
+                own.view(1, -1), plan, where, chosen.keys[None], lambda *_: rows, 1
             ).view(-1)
             return
         # Those that draw come last, because their logits are others.
-        where = where[np.argsort(slots.samples[request.on_host[where]], kind="stable")]
-        followed = self.constraints.plan(request.on_host, where, False)
-        self._follow_in_masked_rows(chosen, followed, request.own_confidence_temperature)
+        where = where[np.argsort(slots.samples[plan.on_host[where]], kind="stable")]
+        followed = self.constraints.plan(plan.on_host, where, False)
+        self._follow_in_masked_rows(chosen, followed, plan.own_confidence)
 
     def _follow_in_masked_rows(
         self, rows: MaskedRows, followed: Followed, own: torch.Tensor | None
@@ -252,7 +250,7 @@ class ConstrainedStep:
 
         The confidence of a most probable path's token is its probability; that of a drawn path's
         token comes from `with_drawn`. Positions after the end of the text have confidence 1. `own`
-        is `ReadRequest.own_confidence_temperature`.
+        is `StepPlan.own_confidence`.
         """
         shape = self.window.forced.shape
         greedy, statistics = rows.greedy.view(*shape), rows.statistics.view(*shape)
@@ -317,7 +315,7 @@ class ConstrainedStep:
     def choose_noise_paths(
         self,
         own: SampledStatistics,
-        request: ReadRequest,
+        plan: StepPlan,
         where: np.ndarray,
         keys: torch.Tensor,
         logits: Callable[[int, int], torch.Tensor],
@@ -332,18 +330,18 @@ class ConstrainedStep:
 
         Args:
             own: the statistics of the whole batch, ``[n, L]``.
-            request: the request for the batch.
+            plan: the plan of the batch.
             where: which canvases follow a constraint and are read here, int ``[m]``, ascending.
             keys: int64 ``[n, L]``, the keys of the random numbers.
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.
         """
         followed, finder = (
-            self.constraints.plan(request.on_host, where, True),
+            self.constraints.plan(plan.on_host, where, True),
             self.constraints.finder,
         )
         draws = followed.count > followed.greedy
-        free = FreeTokens(own.token, own.sample, own.probability, keys, request.temperature)
+        free = FreeTokens(own.token, own.sample, own.probability, keys, plan.temperature)
         second = self.path.like() if draws else None
         step = PathStep(followed.plan, self.window, free, self.path, second)
         for first, end in _runs(where, at_once):
@@ -352,7 +350,7 @@ class ConstrainedStep:
             del canvases  # the rows of some canvases at a time
         finder.follow(step)
         # At temperature 0 the likeliest token is certain, and no other one is possible.
-        rate = request.temperature.clamp_min(COLDEST).reciprocal()[:, None]
+        rate = plan.temperature.clamp_min(COLDEST).reciprocal()[:, None]
 
         def kept(
             path: ConstrainedPath, follows: torch.Tensor, token: torch.Tensor, known: torch.Tensor

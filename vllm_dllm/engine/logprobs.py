@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors
 
-from vllm_dllm.engine.readout import Readings
+from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.vllm_seams.channels import Failure
 

@@ -16,12 +16,12 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.served_route import has_own_backend
+from vllm_dllm.engine.contracts import CommitPolicy
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.sleep import keep_asleep
 from vllm_dllm.engine.slots import CanvasKind, SlotState
-from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.settings.resolution import (
     AUTOMATON,
@@ -69,21 +69,21 @@ class DiffusionModelState(ModelState):
         self.served: Served = vllm_config.model_config.dllm
         self.policy = policy
         self.slots = SlotState(self.max_num_reqs, kind, device)
+        self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)
         if self.served.two_blocks:
             from vllm_dllm.engine.two_block_window import TwoBlockWindow
 
-            self.slots.window = TwoBlockWindow(self.slots, self.max_model_len)
+            self.parts.window = TwoBlockWindow(self.slots, self.max_model_len)
         rule = self.served.settings.threshold_under_load
         if rule is not None:
             from vllm_dllm.engine.load_threshold import LoadThreshold
 
-            self.slots.under_load = LoadThreshold(rule, self.slots)
+            self.parts.under_load = LoadThreshold(rule, self.slots)
         default = ResolvedRequest.of(self.served.choose())
         self.unadmitted: dict[str, Any] = {RESOLVED: default}
         own = has_own_backend(vllm_config)
         self.attention: AttentionRule = family.attention(self.served, self.slots, own)
         self.embeddings = family.embeddings(self)
-        self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)
         self.readout = make_readout(
             self.model, self.slots, self.parts, vllm_config, self.served.settings.kernels
         )
@@ -191,8 +191,8 @@ class DiffusionModelState(ModelState):
             # A draft is verified to its end, whatever it says.
             whole=verifies or bool(resolved.step_details & StepDetails.REPLAY),
         )
-        if self.slots.under_load is not None:
-            self.slots.under_load.enter(req_index, resolved.follows_load)
+        if self.parts.under_load is not None:
+            self.parts.under_load.enter(req_index, resolved.follows_load)
         if is_new and resolved.seed_canvas is not None:
             self.slots.seed_canvas(req_index, resolved.seed_canvas, resolved.pinned)
         packed = extra.get(AUTOMATON) if self.sees_logits else None
@@ -201,8 +201,8 @@ class DiffusionModelState(ModelState):
         interrupted = self.interrupted.pop(new_req_data.req_id, None)
         if interrupted is not None:
             interrupted.resume(self.parts, req_index, prompt, prompt_length)
-        if self.slots.window is not None:
-            self.slots.window.enter(req_index, prompt)
+        if self.parts.window is not None:
+            self.parts.window.enter(req_index, prompt)
 
     def preempt_requests(self, scheduler_output: Any) -> None:
         """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
@@ -247,8 +247,8 @@ class DiffusionModelState(ModelState):
         if self.sampler is not None:
             self._compile()
         keep_asleep(self.model, self)
-        if self.slots.window is not None:  # vLLM has fitted the length into memory by now
-            self.slots.window.context = self.max_model_len
+        if self.parts.window is not None:  # vLLM has fitted the length into memory by now
+            self.parts.window.context = self.max_model_len
         self.block_tables, self.kv_cache_groups = block_tables, kv_cache_config.kv_cache_groups
 
     @cached_property

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
 
+from vllm_dllm.engine.contracts import StepObserver
 from vllm_dllm.engine.slots import SlotState
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.constraints import Constraints
+    from vllm_dllm.engine.load_threshold import LoadThreshold
     from vllm_dllm.engine.logprobs import LogprobReports
     from vllm_dllm.engine.records import PassRecorder
     from vllm_dllm.engine.row_options import RowOptionState
+    from vllm_dllm.engine.two_block_window import TwoBlockWindow
     from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
-
-    # What sees the decisions of steps, and adds to the output of the requests that ask for it.
-    StepObserver: TypeAlias = LogprobReports | PassRecorder
 
 # The parameters from which `RowOptions` is built. A request that leaves them all at their defaults
 # has no such options.
@@ -44,12 +44,19 @@ DEFAULTS = SamplingParams()
 
 
 class OptionalParts:
-    """The optional parts of an engine's steps; each is made when it is first used."""
+    """The optional parts of an engine's steps; most are made when they are first used.
+
+    Attributes:
+        window: the blocks before the canvases where steps read two blocks, else None.
+        under_load: sets thresholds where they follow the load, else None.
+    """
 
     def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
         """`logprobs_mode` is vLLM's ``--logprobs-mode``."""
         self.slots = slots
         self.logprobs_mode = logprobs_mode
+        self.window: TwoBlockWindow | None = None
+        self.under_load: LoadThreshold | None = None
 
     @cached_property
     def constraints(self) -> Constraints:

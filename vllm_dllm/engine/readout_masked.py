@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.contracts import Readings, StepPlan
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.ops.statistics.rows import RowStatistics, grouped_statistics, row_statistics
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.readout_triton import MaskedKernels
     from vllm_dllm.engine.token_choice import MaskedPipeline, StatisticsOfRows
 
@@ -73,27 +73,27 @@ class MaskedReadout:
             self.parts, self.mask_token, self.statistics, self.kernels, self.compile
         )
 
-    def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+    def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
         """See `Readout`."""
         if (
-            request.draws
-            or request.needs_rows
-            or request.constraint is not None
-            or request.adjust is not None
-            or request.ask is not None
-            or request.likeliest
+            plan.draws
+            or plan.needs_rows
+            or plan.constraint is not None
+            or plan.adjust is not None
+            or plan.ask is not None
+            or plan.batch.likeliest
         ):
-            return self.pipeline.readings(self.head, hidden, request, self.canvases)
-        return Readings(self._likeliest(hidden, request).view(-1, self.slots.length))
+            return self.pipeline.readings(self.head, hidden, plan, self.canvases)
+        return Readings(self._likeliest(hidden, plan).view(-1, self.slots.length))
 
-    def _likeliest(self, hidden: torch.Tensor, request: ReadRequest) -> RowStatistics:
+    def _likeliest(self, hidden: torch.Tensor, plan: StepPlan) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
         if self.kernels is not None:
-            return self.kernels.from_hidden(hidden, self.mask_token, request.entropy)
-        rows = None if request.masked is None else request.masked_rows()
+            return self.kernels.from_hidden(hidden, self.mask_token, plan.batch.entropy)
+        rows = None if plan.masked is None else plan.masked_rows()
         if rows is None:
-            return self._of_rows(hidden, request.entropy)
-        found = self._of_rows(hidden.index_select(0, rows), request.entropy)
+            return self._of_rows(hidden, plan.batch.entropy)
+        found = self._of_rows(hidden.index_select(0, rows), plan.batch.entropy)
         return found.spread(rows, len(hidden))
 
     def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.contracts import Readings, StepPlan
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
@@ -23,7 +24,6 @@ from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.tiled import Result, average, example_budgets, tiled_statistics
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.token_choice import NoisePipeline
 
 # How many bytes a tile's temporaries may use. A small tile stays in a CPU's caches. On a GPU each
@@ -71,26 +71,26 @@ class NoiseReadout:
 
         return NoisePipeline(self.parts)
 
-    def read(self, hidden: torch.Tensor, request: ReadRequest) -> Readings:
+    def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
         """See `Readout`."""
-        length, count = self.slots.length, len(request.slots)
-        drawn = self.noise(Counters.of_canvases(self.slots, request.slots), self.head.vocabulary)
-        temperature = request.temperature.repeat_interleave(length)
-        head = self.head if request.may_go_on else self.head_alone
+        length, count = self.slots.length, len(plan.slots)
+        drawn = self.noise(Counters.of_canvases(self.slots, plan.slots), self.head.vocabulary)
+        temperature = plan.temperature.repeat_interleave(length)
+        head = self.head if plan.may_go_on else self.head_alone
         statistics, soft = self.statistics(hidden, head, temperature, drawn.keys, self.tile_bytes)
-        all_full = isinstance(request.width, int)
+        all_full = isinstance(plan.width, int)
         readings = Readings(
             statistics.view(count, length),
             noise=drawn.renoise.view(count, length),
             next_canvas=drawn.fresh.view(count, length) if all_full else None,
             soft_embedding=None if soft is None else soft.view(count, length, -1),
         )
-        if request.needs_rows or request.constraint is not None:
-            self._read_whole_rows(readings, hidden, request, drawn.keys.view(count, length))
+        if plan.needs_rows or plan.constraint is not None:
+            self._read_whole_rows(readings, hidden, plan, drawn.keys.view(count, length))
         return readings
 
     def _read_whole_rows(
-        self, readings: Readings, hidden: torch.Tensor, request: ReadRequest, keys: torch.Tensor
+        self, readings: Readings, hidden: torch.Tensor, plan: StepPlan, keys: torch.Tensor
     ) -> None:
         """Overwrite the readings of canvases that need whole rows of logits.
 
@@ -99,9 +99,9 @@ class NoiseReadout:
         state, length = self.slots, self.slots.length
         soft = readings.soft_embedding
         assert readings.noise is not None
-        needs = state.needs_rows[request.on_host]
-        follow = np.flatnonzero(state.constrained[request.on_host] & ~needs)
-        if request.constraint is not None and len(follow):
+        needs = state.needs_rows[plan.on_host]
+        follow = np.flatnonzero(state.constrained[plan.on_host] & ~needs)
+        if plan.constraint is not None and len(follow):
             assert isinstance(readings.statistics, SampledStatistics)
 
             def logits_of(first: int, end: int) -> torch.Tensor:
@@ -109,13 +109,13 @@ class NoiseReadout:
                 return rows.unflatten(0, (-1, length))
 
             at_once = max(1, self.tile_bytes // (WHOLE_BYTES * length * self.head.vocabulary))
-            readings.statistics = request.constraint.choose_noise_paths(
-                readings.statistics, request, follow, keys, logits_of, at_once
+            readings.statistics = plan.constraint.choose_noise_paths(
+                readings.statistics, plan, follow, keys, logits_of, at_once
             )
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
             own = slice(index, index + 1)
-            own_request = request.part(index, index + 1)
+            own_request = plan.part(index, index + 1)
             chosen = self.pipeline.read(logits, own_request, keys[own], readings.noise[own])
             for field in fields(SampledStatistics):
                 getattr(readings.statistics, field.name)[index] = getattr(

@@ -17,10 +17,9 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import Algorithm
-from vllm_dllm.engine.readout import Readings
+from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.step import StepOutcome, StepPlan
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import copy_into, to_device
 from vllm_dllm.vllm_seams.channels import Failure
@@ -230,13 +230,13 @@ class RowOptionState:
         rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
         return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
 
-    def apply_biases(self, logits: torch.Tensor, request: ReadRequest) -> None:
+    def apply_biases(self, logits: torch.Tensor, plan: StepPlan) -> None:
         """Bias the logits ``[n * L, vocabulary]`` of a batch, in place.
 
         For any parameters, the results are finite, or -inf for excluded tokens.
         """
         canvases = logits.view(-1, self.slots.length, logits.shape[1])
-        asking = self._asking(request, RowWork.BIASES)
+        asking = self._asking(plan, RowWork.BIASES)
         if asking is None:
             return
         index, slots, on_host = asking
@@ -302,13 +302,13 @@ class RowOptionState:
         scores.mul_(torch.where(positive, 1.0, repetition))
         scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
 
-    def filtered(self, logits: torch.Tensor, request: ReadRequest) -> torch.Tensor:
+    def filtered(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Return logits ``[n * L, vocabulary]`` in which tokens that filters exclude are -inf.
 
         The filters (top-k, top-p, min-p) of all requests of the batch are applied together. If no
         request has a filter, the given logits are returned.
         """
-        asking = self._asking(request, RowWork.FILTERS)
+        asking = self._asking(plan, RowWork.FILTERS)
         if asking is None:
             return logits
         index, slots, on_host = asking
@@ -333,7 +333,7 @@ class RowOptionState:
         return canvases.index_copy(0, index, own).flatten(0, 1)
 
     def _asking(
-        self, request: ReadRequest, work: RowWork
+        self, plan: StepPlan, work: RowWork
     ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
         """The canvases of a batch whose requests ask for any of this work; None if there are none.
 
@@ -341,13 +341,13 @@ class RowOptionState:
             Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots
             on the device and on the host.
         """
-        asks = self.work[request.on_host] & work > 0
+        asks = self.work[plan.on_host] & work > 0
         if not asks.any():
             return None
         if asks.all():
-            return None, request.slots, request.on_host
-        index = to_device(np.flatnonzero(asks), request.slots.device)
-        return index, request.slots.index_select(0, index), request.on_host[asks]
+            return None, plan.slots, plan.on_host
+        index = to_device(np.flatnonzero(asks), plan.slots.device)
+        return index, plan.slots.index_select(0, index), plan.on_host[asks]
 
     def _work_of(self, on_host: np.ndarray) -> RowWork:
         """The combined work on the rows of a batch, given its slots."""

@@ -18,7 +18,7 @@ and it never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,17 +27,18 @@ import torch
 from torch.nn.functional import pad
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import Readings, Readout
-from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
-from vllm_dllm.engine.step import (
+from vllm_dllm.engine.contracts import (
     Batch,
-    CanvasUpdate,
     CommitPolicy,
     FollowedPaths,
+    Readings,
+    Readout,
     StepOutcome,
     StepPlan,
 )
+from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
+from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
@@ -99,8 +100,8 @@ class DiffusionSampler:
             A row for each request, whether it has a canvas or not; see above.
         """
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
-        if self.slots.under_load is not None:
-            self.slots.under_load.prepare(rows)
+        if self.parts.under_load is not None:
+            self.parts.under_load.prepare(rows)
         if drafts:
             output = self._of_canvases(hidden_states, input_batch)
         else:
@@ -118,7 +119,7 @@ class DiffusionSampler:
         slot = batch.slots
         # The position in the canvas where the tokens that leave begin; the update resets it.
         first = state.tail[slot] if batch.observers else None
-        if state.window is None and input_batch.num_draft_tokens == rows * state.length:
+        if self.parts.window is None and input_batch.num_draft_tokens == rows * state.length:
             output = self.update(hidden_states, batch, state.length)
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
@@ -147,8 +148,8 @@ class DiffusionSampler:
         if not drafts and widths.any():
             # Only in the dummy batch, each request has one token of logits.
             self.prepare()
-        if self.slots.window is not None and drafts:
-            hidden_states = self.slots.window.canvas_rows(hidden_states, slot, widths > 0)
+        if self.parts.window is not None and drafts:
+            hidden_states = self.parts.window.canvas_rows(hidden_states, slot, widths > 0)
             widths //= 2
         if drafts and widths.all():
             batch = self.canvas_update.batch(slot, input_batch.idx_mapping_np[:rows])
@@ -169,7 +170,7 @@ class DiffusionSampler:
         sampled = torch.zeros((rows, self.slots.length), dtype=torch.int64, device=device)
         counts = torch.zeros((3, rows), dtype=torch.int32, device=device)
         num_sampled, num_rejected, num_nans = counts.unbind()
-        self._finish_prefills(input_batch, widths == 0, num_rejected)
+        self._begin_canvases(input_batch, widths == 0, num_rejected)
         if input_batch.num_draft_tokens:
             row = to_device(is_canvas := np.flatnonzero(widths), device)
             batch = self.canvas_update.batch(slot[row], input_batch.idx_mapping_np[is_canvas])
@@ -180,7 +181,7 @@ class DiffusionSampler:
             num_nans.index_copy_(0, row, output.num_nans)
         return SamplerOutput(sampled, None, num_nans, num_sampled, num_rejected)
 
-    def _finish_prefills(
+    def _begin_canvases(
         self, input_batch: Any, is_prefill: np.ndarray, num_rejected: torch.Tensor
     ) -> None:
         """Start the canvas of requests whose prompt is complete, and go back to its beginning."""
@@ -193,8 +194,8 @@ class DiffusionSampler:
         row = to_device(done, num_rejected.device)
         slot = input_batch.idx_mapping[row].long()
         back = self.slots.tail[slot]
-        if self.slots.window is not None:
-            back = back + self.slots.window.before_canvas(slot)
+        if self.parts.window is not None:
+            back = back + self.parts.window.before_canvas(slot)
         num_rejected.index_copy_(0, row, back.int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))
@@ -202,7 +203,7 @@ class DiffusionSampler:
 
     def _read_next(self, slot: torch.Tensor, canvas: torch.Tensor) -> None:
         """Hand the tokens that the next step reads to vLLM's runner; `canvas` is ``[n, L]``."""
-        window = self.slots.window
+        window = self.parts.window
         tokens = canvas if window is None else window.inputs(slot, canvas)
         self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
@@ -228,31 +229,59 @@ class DiffusionSampler:
             hidden_states = self._padded(hidden_states, width)
         plan = self.canvas_update.plan(batch, width)
         readings = self.readout.read(hidden_states, plan)
-        finished = self._finish(plan, readings, hidden_states, present)
-        if plan.constraint is not None:
-            plan.constraint.advance(finished.out, finished.leaves)
-        return SamplerOutput(
-            finished.tokens, None, finished.num_nans, finished.num_sampled, finished.num_rejected
-        )
-
-    def _finish(
-        self,
-        plan: StepPlan,
-        readings: Readings,
-        hidden_states: torch.Tensor,
-        present: torch.Tensor | None,
-    ) -> Finished:
-        """Call `finish`, compiled if the plan and the readings allow it."""
-        hidden = hidden_states.view(len(plan.slots), self.slots.length, -1)
+        hidden = hidden_states.view(len(slot), state.length, -1)
         paths = None if plan.constraint is None else plan.constraint.followed()
         # A batch without a soft embedding would need a compiled function of its own.
         if not plan.compile or (self.predictions is not None and not plan.may_go_on):
-            return finish(self, plan, readings, hidden, present, paths)
-        if readings.logprob is not None:  # which only observers read
-            readings = replace(readings, logprob=None)
-        paths = self._paths_of_all(plan, paths)
-        own = self.canvas_update.compilable(finish, True, readings.kind)
-        return own(self, plan, readings, hidden, None, paths)
+            output, leaves, out = self.finish(plan, readings, hidden, present, paths)
+        else:
+            if readings.logprob is not None:  # which only observers read
+                readings = replace(readings, logprob=None)
+            finish = self.canvas_update.compilable(DiffusionSampler.finish, True, readings.kind)
+            paths = self._paths_of_all(plan, paths)
+            output, leaves, out = finish(self, plan, readings, hidden, None, paths)
+        if plan.constraint is not None:
+            plan.constraint.advance(out, leaves)
+        return output
+
+    def finish(
+        self,
+        plan: StepPlan,
+        readings: Readings,
+        hidden: torch.Tensor,
+        present: torch.Tensor | None,
+        paths: FollowedPaths | None,
+    ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
+        """Decide, report, and write the slots after the readout; `hidden` is ``[n, L, hidden]``.
+
+        When this is compiled, a few hundred small operators become a handful of kernels.
+
+        Returns:
+            The output, and `leaves` and `out` of `StepOutcome`.
+        """
+        update, slot = self.canvas_update, plan.slots
+        now = self.slots.read(slot) if plan.compile else plan.status
+        outcome = update.decide(plan, now, readings, present, paths)
+        if plan.batch.observers:
+            decided = update.decided(plan, outcome)
+            for observer in plan.batch.observers:
+                observer.observe(plan, outcome, decided, readings)
+        tokens = update.keep(plan, now, outcome, readings.next_canvas)
+        if self.predictions is not None:
+            soft = readings.soft_embedding
+            if soft is None:
+                self.predictions.drop(slot)
+            else:
+                self.predictions.store(slot, soft, outcome.goes_on(), now.canvas.fixed)
+        sound = self._sound(plan, outcome, readings, hidden, paths)
+        output = self._reported(plan, now, outcome, sound)
+        if plan.batch.verifies is not None:
+            from vllm_dllm.engine.verifying_pass import verified
+
+            predicted = readings.statistics.token
+            output, tokens = verified(plan, now, predicted, sound, output, tokens)
+        self._read_next(slot, tokens)
+        return output, outcome.leaves, outcome.out
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
         """The paths with tensors for all fields, as a compiled function takes them."""
@@ -298,9 +327,9 @@ class DiffusionSampler:
         index = (first[:, None] + self.slots.position).clamp_max(len(hidden_states) - 1)
         return hidden_states[index.flatten()]
 
-    def _finished(
+    def _reported(
         self, plan: StepPlan, now: SlotStatus, outcome: StepOutcome, sound: torch.Tensor
-    ) -> Finished:
+    ) -> SamplerOutput:
         """The tokens that leave now, or a rejection; canvases that are not ``sound`` output none.
 
         To vLLM, streamed tokens look like a longer prompt: its scheduler continues after them,
@@ -309,72 +338,16 @@ class DiffusionSampler:
         length, tail, tokens = self.slots.length, now.tail, outcome.shown
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.slots].clamp_min(int(Failure.UNSOUND))
-        if self.slots.window is None:
+        if self.parts.window is None:
             rejected = plan.width * ~(outcome.advances & sound)
         else:
-            rejected = self.slots.window.move(plan.slots, outcome.leaves, tokens)
-        return Finished(
-            tokens=tokens.gather(1, source),
+            rejected = self.parts.window.move(plan.slots, outcome.leaves, tokens)
+        return SamplerOutput(
+            sampled_token_ids=tokens.gather(1, source),
+            logprobs_tensors=None,
             # The scheduler ends requests that are not sound. If a canvas' keys and values are
             # pending, it goes back to the start of that canvas.
             num_nans=encode_passes(sound, outcome.flags, ends),
             num_sampled=((outcome.out - tail) * sound).int(),
             num_rejected=rejected.int(),
-            leaves=outcome.leaves,
-            out=outcome.out,
         )
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The return value of a step that has written the slots.
-
-    Attributes:
-        tokens: int64 ``[n, L]``, vLLM's `sampled_token_ids`.
-        num_nans, num_sampled, num_rejected: int32 ``[n]``, vLLM's fields of these names.
-        leaves, out: see `StepOutcome`.
-    """
-
-    tokens: torch.Tensor
-    num_nans: torch.Tensor
-    num_sampled: torch.Tensor
-    num_rejected: torch.Tensor
-    leaves: torch.Tensor
-    out: torch.Tensor
-
-
-def finish(
-    sampler: DiffusionSampler,
-    plan: StepPlan,
-    readings: Readings,
-    hidden: torch.Tensor,
-    present: torch.Tensor | None,
-    paths: FollowedPaths | None,
-) -> Finished:
-    """Decide, report, and write the slots after the readout; `hidden` is ``[n, L, hidden]``.
-
-    When this is compiled, a few hundred small operators become a handful of kernels.
-    """
-    update, slot = sampler.canvas_update, plan.slots
-    now = sampler.slots.read(slot) if plan.compile else plan.status
-    outcome = update.decide(plan, now, readings, present, paths)
-    if plan.observers:
-        decided = update.decided(plan, outcome)
-        for observer in plan.observers:
-            observer.observe(plan, outcome, decided, readings)
-    tokens = update.keep(plan, now, outcome, readings.next_canvas)
-    if sampler.predictions is not None:
-        soft = readings.soft_embedding
-        if soft is None:
-            sampler.predictions.drop(slot)
-        else:
-            sampler.predictions.store(slot, soft, outcome.goes_on(), now.canvas.fixed)
-    sound = sampler._sound(plan, outcome, readings, hidden, paths)
-    finished = sampler._finished(plan, now, outcome, sound)
-    if plan.verifies is not None:
-        from vllm_dllm.engine.verifying_pass import verified
-
-        predicted = readings.statistics.token
-        finished, tokens = verified(plan, now, predicted, sound, finished, tokens)
-    sampler._read_next(slot, tokens)
-    return finished

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +27,6 @@ from vllm_dllm.engine.to_device import copy_into, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
 from vllm_dllm.vllm_seams.channels import Failure
-
-if TYPE_CHECKING:
-    from vllm_dllm.engine.load_threshold import LoadThreshold
-    from vllm_dllm.engine.two_block_window import TwoBlockWindow
-
 
 # How many of a request's end-of-sequence ids can finish a block early. A request with more ids
 # still stops at each of them, because vLLM's scheduler checks them all, but its blocks do not
@@ -113,63 +108,81 @@ class Columns:
     """The names of a matrix' columns, in order.
 
     Attributes:
+        at: where a name's columns are.
         count: number of columns.
     """
 
     def __init__(self, widths: Mapping[str, int | None]) -> None:
         """Name the columns; a name has this number of them, or one if that is None."""
-        self._at: dict[str, int | slice] = {}
+        self.at: dict[str, int | slice] = {}
         self.count = 0
         for name, width in widths.items():
             first, self.count = self.count, self.count + (1 if width is None else width)
-            self._at[name] = first if width is None else slice(first, self.count)
+            self.at[name] = first if width is None else slice(first, self.count)
 
     def of(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of a matrix' columns by name: ``[rows]``, or ``[rows, width]``."""
-        return {name: rows[:, at] for name, at in self._at.items()}
+        return {name: rows[:, at] for name, at in self.at.items()}
 
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
         """One row on the host, ``[count]``, with 0 for names that are not given."""
         row: np.ndarray = np.zeros(self.count, dtype=dtype)
         for name, value in values.items():
-            row[self._at[name]] = value
+            row[self.at[name]] = value
         return row
 
     def before(self, name: str) -> int:
         """Return the number of columns before those of a name."""
-        at = self._at[name]
+        at = self.at[name]
         return at.start if isinstance(at, slice) else at
+
+
+class Column:
+    """A column of `SlotStatus`, by the name of the attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.matrix = "integers" if name in INTEGERS else "flags"
+        self.at = (_INTEGERS if name in INTEGERS else _FLAGS).at[name]
+
+    def __get__(self, status: Any, owner: type | None = None) -> torch.Tensor:
+        rows: torch.Tensor = getattr(status, self.matrix)
+        return rows[:, self.at]
+
+
+_INTEGERS, _FLAGS = Columns(INTEGERS), Columns(FLAGS)
 
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """Copies of the rows of a batch's slots before a step, in batch order, and their columns.
+    """Copies of the rows of a batch's slots before a step, in batch order.
 
-    The fields are named as the tensors of `SlotState`, with ``[n]`` for ``[slots]``.
+    The columns are named as the tensors of `SlotState`, with ``[n]`` for ``[slots]``.
 
     Attributes:
         integers, flags: the rows, ``[n, columns]``.
+        temperature: float32 ``[n]``.
         canvas: the canvases, ``[n, L]``.
     """
 
     integers: torch.Tensor
     flags: torch.Tensor
-    canvas: Canvas
     temperature: torch.Tensor
-    seed: torch.Tensor
-    phase: torch.Tensor
-    start: torch.Tensor
-    tail: torch.Tensor
-    ready: torch.Tensor
-    remaining: torch.Tensor
-    step: torch.Tensor
-    max_steps: torch.Tensor
-    schedule_steps: torch.Tensor
-    blocks: torch.Tensor
-    end_tokens: torch.Tensor
-    read_only: torch.Tensor
-    streams: torch.Tensor
-    whole: torch.Tensor
+    canvas: Canvas
+
+    seed = Column()
+    phase = Column()
+    start = Column()
+    tail = Column()
+    ready = Column()
+    remaining = Column()
+    step = Column()
+    max_steps = Column()
+    schedule_steps = Column()
+    blocks = Column()
+    end_tokens = Column()
+    read_only = Column()
+    streams = Column()
+    whole = Column()
 
 
 class AlgorithmSlots:
@@ -338,8 +351,6 @@ class SlotState:
         verifies: on the host, bool ``[slots]``, the attribute of the request's algorithm.
         history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
             the sampler sets.
-        window: the blocks before the canvases where steps read two blocks, else None.
-        under_load: sets thresholds where they follow the load, else None.
     """
 
     seed: torch.Tensor
@@ -390,8 +401,6 @@ class SlotState:
         self.algorithms = AlgorithmStates(kind, device, self.on_host[:, -1])
         self.several_steps[:] = True  # updates are compiled before any request has entered
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
-        self.window: TwoBlockWindow | None = None
-        self.under_load: LoadThreshold | None = None
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
 
@@ -470,21 +479,22 @@ class SlotState:
         self.verifies[slot] = choice.algorithm.verifies
 
     def asked(self, on_host: np.ndarray) -> dict[str, bool]:
-        """Return `HOST_FLAGS`, each true if any of these slots (int ``[n]``) has it."""
+        """Which of `HOST_FLAGS` any of these slots (int ``[n]``) has."""
         found = np.logical_or.reduce(self.on_host[on_host, :-1]).tolist()
         return dict(zip(HOST_FLAGS, found, strict=True))
 
     def read(self, slots: torch.Tensor) -> SlotStatus:
         """Copy the rows of the requests in ``slots`` (int64 ``[n]``), and name their columns."""
         integers, flags = (of.index_select(0, slots) for of in (self.integers, self.flags))
-        named = {**self._integers.of(integers), **self._flags.of(flags)}
-        canvas = Canvas(*(named.pop(name) for name in ("tokens", "masked", "fixed")))
-        del named["after_prefill"]
-        temperature = self.temperature.index_select(0, slots)
-        return SlotStatus(integers, flags, canvas, temperature, **named)
+        canvas = Canvas(
+            integers[:, self._integers.at["tokens"]],
+            flags[:, self._flags.at["masked"]],
+            flags[:, self._flags.at["fixed"]],
+        )
+        return SlotStatus(integers, flags, self.temperature.index_select(0, slots), canvas)
 
     def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return where each canvas' leading finished blocks end, int64 ``[n]`` like `slots`.
+        """Where the finished blocks end with which canvases begin, int64 ``[n]``; `slots` as well.
 
         They are to the next block what precedes it.
         """

@@ -8,16 +8,14 @@
 
 All of this consists of tensor operations on all canvases at once; the only loops are over the
 algorithms that share the batch. Optional parts join a step in two places: the constraint of a
-`ReadRequest` makes canvases wait and keeps their tokens to paths, and observers see what was
+`StepPlan` makes canvases wait and keeps their tokens to paths, and observers see what was
 decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,163 +23,22 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
 from vllm_dllm.decoding.base import BlockLimits
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
-from vllm_dllm.engine.readout import FEW_LOGITS, Readings, ReadRequest
+from vllm_dllm.engine.contracts import (
+    Batch,
+    CommitPolicy,
+    FollowedPaths,
+    MaybeTensor,
+    Readings,
+    StepOutcome,
+    StepPlan,
+)
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import AlgorithmBatch, Phase, SlotState, SlotStatus
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.vllm_seams.channels import PassFlags
 
-if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts, StepObserver
-
-MaybeTensor = TypeVar("MaybeTensor", "torch.Tensor", "torch.Tensor | None")
-
-
-# Methods that an algorithm may have of its own.
-OPTIONAL = ("temperature", "ask", "adjust")
-
-
-@dataclass(frozen=True)
-class CommitPolicy:
-    """When a canvas leaves, that is, when its tokens are output and its slot starts the next one.
-
-    Attributes:
-        sync: a finished canvas waits until all canvases of the batch are finished.
-        early: a canvas may leave before all its positions are decided, see `emitted_length`.
-        skip_last_commit: the last canvas of a request leaves without a commit.
-        in_place: a denoise pass over a final canvas counts as a commit, because the model reads
-            both with the same mask and the same input.
-        fused: a canvas leaves before its commit, and the commit shares a forward pass with the
-            next canvas.
-        granted: that is one pass, for which the scheduler grants 2 L tokens; otherwise every pass
-            over the next canvas repeats the commit.
-    """
-
-    sync: bool
-    early: bool
-    skip_last_commit: bool
-    in_place: bool
-    fused: bool = False
-    granted: bool = False
-
-
-@dataclass(frozen=True)
-class FollowedPaths:
-    """The paths through a batch's canvases that its constraints chose.
-
-    Attributes:
-        tokens: int64 ``[n, L]``, the tokens of their paths.
-        inside: bool ``[n, L]``, positions that hold the path's token once they are decided.
-        feasible: bool ``[n]``, canvases that have a path; one without a constraint always does.
-        waits: bool ``[n]``, canvases whose constraint has not been looked up yet, which stay as
-            they are; None if there can be none.
-    """
-
-    tokens: torch.Tensor
-    inside: torch.Tensor
-    feasible: torch.Tensor
-    waits: torch.Tensor | None
-
-    def kept(self, canvas: Canvas, skips: torch.Tensor) -> Canvas:
-        """The canvases after an algorithm's step, with the path's token at decided positions.
-
-        An algorithm may decide a position for another token than the path's, or keep an earlier
-        token that is not on this step's path. The canvas would then hold tokens of two paths, and
-        there might be no way to complete it. `skips` (bool ``[n]``) are canvases that this pass
-        does not denoise.
-        """
-        follows = self.inside & ~canvas.masked & ~canvas.fixed & (self.feasible & ~skips)[:, None]
-        return replace(canvas, tokens=torch.where(follows, self.tokens, canvas.tokens))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The part of a step that stays the same as long as its requests do.
-
-    Attributes:
-        slots: int64 ``[n]``.
-        on_host: the same as a numpy array.
-        flags: see `SlotState.asked`.
-        observers: what sees the decisions of the steps.
-        by_algorithm: the canvases, grouped by algorithm.
-        overrides: those of `OPTIONAL` that any of the algorithms has.
-        entropy, likeliest: see `ReadRequest`.
-        reads_masked: whether `ReadRequest.masked` says which positions are read.
-    """
-
-    slots: torch.Tensor
-    on_host: np.ndarray
-    flags: Mapping[str, bool]
-    observers: Sequence[StepObserver]
-    by_algorithm: Sequence[AlgorithmBatch]
-    overrides: Set[str]
-    entropy: bool
-    likeliest: int
-    reads_masked: bool
-
-
-@dataclass(kw_only=True)
-class StepPlan(ReadRequest):
-    """The batch before the update, and what must be read from the model's output for it.
-
-    Attributes:
-        state: the engine's slots.
-        batches: the canvases, grouped by algorithm.
-        observers: the observers that see what this step decides.
-        streams: whether the decided beginning of a canvas may leave in this step.
-        compile: whether a compiled function updates the canvases.
-        verifies: bool ``[n]``, canvases that leave as far as their commit confirms them; None if
-            there is none.
-    """
-
-    state: SlotState
-    batches: Sequence[AlgorithmBatch]
-    observers: Sequence[StepObserver]
-    streams: bool
-    compile: bool
-    verifies: torch.Tensor | None = None
-
-    @cached_property
-    def status(self) -> SlotStatus:
-        """The batch's slots before the update, for what runs uncompiled."""
-        return self.state.read(self.slots)
-
-
-@dataclass(frozen=True)
-class StepOutcome:
-    """The batch after the update. Tensors are bool ``[n]`` unless another type is given.
-
-    Attributes:
-        canvas: the updated canvases, ``[n, L]``.
-        shown: int64 ``[n, L]``, the tokens of `canvas`; for a commit, the tokens that the model has
-            read, even if the algorithm would change them.
-        state: for each algorithm of the batch, the tensors that it keeps for its next step.
-        ready: int64 ``[n]``, length of the prefix that may leave; 0 while there is none.
-        skips_denoise: this pass did not denoise the canvas, which is committed or waits.
-        ready_to_leave: a prefix may leave, and it need not wait for other canvases.
-        leaves: a prefix leaves in this step, and the slot starts its next canvas.
-        begins: the slot's next pass is the first of a canvas: of the next canvas if this one
-            leaves, or of the same canvas if it has waited for its constraint.
-        advances: the canvas leaves, and its keys and values are final, so the cache advances past
-            it; with fused commits they may still have to be written.
-        flags: int64 ``[n]``, what is reported to the scheduler about the pass, `PassFlags`.
-        out: int64 ``[n]``, length of the prefix that has been output after this step.
-    """
-
-    canvas: Canvas
-    shown: torch.Tensor
-    state: list[Mapping[str, torch.Tensor]]
-    ready: torch.Tensor
-    skips_denoise: torch.Tensor
-    ready_to_leave: torch.Tensor
-    leaves: torch.Tensor
-    begins: torch.Tensor
-    advances: torch.Tensor
-    flags: torch.Tensor
-    out: torch.Tensor
-
-    def goes_on(self) -> torch.Tensor:
-        """Canvases that are denoised further, bool ``[n]``."""
-        return ~(self.ready_to_leave | self.begins)
+# So few logits take a CPU less time than the choice of rows.
+FEW_LOGITS = 1 << 16
 
 
 class CanvasUpdate:
@@ -224,9 +81,8 @@ class CanvasUpdate:
             slots,
             on_host,
             flags,
-            self.parts.observers(flags),
             by_algorithm,
-            overrides={name for name in OPTIONAL if _override(by_algorithm, name)},
+            self.parts.observers(flags),
             entropy=any(algorithm.reads_entropy for algorithm in algorithms),
             likeliest=max(algorithm.likeliest for algorithm in algorithms),
             reads_masked=self._reads_masked(len(slots), algorithms),
@@ -237,45 +93,29 @@ class CanvasUpdate:
 
         `width` is the number of positions of each canvas, int64 ``[n]``, or L for all of them.
         """
-        state, slots, flags, batches = self.slots, batch.slots, batch.flags, batch.by_algorithm
+        state, slots, every = self.slots, batch.slots, batch.by_algorithm
         compile = (
-            len(batches) == 1
-            and batches[0].algorithm.name == self.compiled_algorithm
+            len(every) == 1
+            and every[0].algorithm.name == self.compiled_algorithm
             and not batch.observers
-            and not flags["verifies"]
+            and batch.verifies is None
             and isinstance(width, int)
         )
-        if "temperature" in batch.overrides:
-            temperature = self.compilable(_temperatures, compile)(state, slots, batches)
+        if "temperature" in batch.overridden:
+            temperature = self.compilable(_temperatures, compile)(state, batch)
         else:
             temperature = state.temperature.index_select(0, slots)
-        draws = flags["samples"]
-        plan = StepPlan(
-            slots,
-            batch.on_host,
-            width,
-            temperature,
-            draws=draws,
-            needs_rows=flags["needs_rows"],
-            ask=_asked(batches) if "ask" in batch.overrides else None,
-            likeliest=batch.likeliest,
-            entropy=batch.entropy,
-            may_go_on=flags["several_steps"],
-            own_confidence_temperature=_own_confidence(batches, temperature) if draws else None,
-            logprob=draws and flags["records"],
-            masked=state.masked.index_select(0, slots) if batch.reads_masked else None,
-            state=state,
-            batches=batches,
-            observers=batch.observers,
-            streams=flags["may_stream"],
-            compile=compile,
-        )
-        if flags["verifies"]:
-            plan.verifies = _having(batches, "verifies")
-        if "adjust" in batch.overrides:
-            plan.adjust = _adjustments(batches, plan.status.canvas)
-        if flags["constrained"]:
-            may_revise = _having(batches, "edits") & ~self._finished(plan.status)
+        plan = StepPlan(batch, state, width, temperature, compile=compile)
+        if plan.draws and any(part.algorithm.own_confidence for part in every):
+            plan.own_confidence = temperature * batch.having("own_confidence")
+        if batch.reads_masked:
+            plan.masked = state.masked.index_select(0, slots)
+        if "ask" in batch.overridden:
+            plan.ask = batch.in_order([part.algorithm.ask(part.state()) for part in every])
+        if "adjust" in batch.overridden:
+            plan.adjust = _adjustments(batch, plan.status.canvas)
+        if batch.flags["constrained"]:
+            may_revise = batch.having("edits") & ~self._finished(plan.status)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
@@ -339,8 +179,8 @@ class CanvasUpdate:
 
         ready_to_leave = (ready > 0) & (ready > 0).all() if policy.sync else ready > 0
         needs_no_commit = self._needs_no_commit(now, canvas, reach <= ready)
-        if plan.verifies is not None:
-            needs_no_commit = needs_no_commit & ~plan.verifies
+        if plan.batch.verifies is not None:
+            needs_no_commit = needs_no_commit & ~plan.batch.verifies
         leaves = commits | (ready_to_leave if policy.fused else ready_to_leave & needs_no_commit)
         advances = leaves & (commits | needs_no_commit) if policy.granted else leaves
         streamed = self._streamed(plan, now, canvas, ready_to_leave, limit)
@@ -401,7 +241,7 @@ class CanvasUpdate:
             The tokens to read next, int64 ``[n, L]``.
         """
         leaves, begins = outcome.leaves, outcome.begins
-        for batch, new in zip(plan.batches, outcome.state, strict=True):
+        for batch, new in zip(plan.batch.by_algorithm, outcome.state, strict=True):
             if batch.algorithm.state:
                 batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
         commits_next = outcome.ready_to_leave & ~leaves
@@ -429,7 +269,7 @@ class CanvasUpdate:
     ) -> torch.Tensor:
         """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
         width = plan.width
-        edits = [batch.algorithm.edits for batch in plan.batches]
+        edits = [batch.algorithm.edits for batch in plan.batch.by_algorithm]
         if all(edits):
             return torch.where(done, width, 0)
         kind, early = self.slots.kind, self.policy.early
@@ -442,7 +282,7 @@ class CanvasUpdate:
         if not isinstance(width, int) and kind.is_cut:
             ready = torch.minimum(ready, width)
         if any(edits):
-            ready = torch.where(_having(plan.batches, "edits"), torch.where(done, width, 0), ready)
+            ready = torch.where(plan.batch.having("edits"), torch.where(done, width, 0), ready)
         return ready
 
     def _needs_no_commit(
@@ -474,7 +314,7 @@ class CanvasUpdate:
         """
         state, tail = self.slots, now.tail
         # A compiled function is the same whether a request streams or not.
-        if state.kind.mask_token is None or not (plan.compile or plan.streams):
+        if state.kind.mask_token is None or not (plan.compile or plan.batch.flags["may_stream"]):
             return tail
         sends = now.streams & ~ready_to_leave
         # The last position leaves with its canvas: vLLM counts output tokens as computed, and would
@@ -494,7 +334,7 @@ def _denoised(
     """
     statistics, updates = readings.statistics, []
     ranked, kind = readings.likeliest, plan.state.kind
-    for batch in plan.batches:
+    for batch in plan.batch.by_algorithm:
         step = _rows(batch, now.step)
         context = StepContext(
             statistics=statistics if batch.index is None else statistics.take(batch.index),
@@ -515,9 +355,9 @@ def _denoised(
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
-    tokens = _in_batch_order([update.canvas.tokens for update in updates], plan.batches)
-    masked = _in_batch_order([update.canvas.masked for update in updates], plan.batches)
-    done = _in_batch_order([update.done for update in updates], plan.batches)
+    tokens = plan.batch.in_order([update.canvas.tokens for update in updates])
+    masked = plan.batch.in_order([update.canvas.masked for update in updates])
+    done = plan.batch.in_order([update.done for update in updates])
     return Canvas(tokens, masked, now.canvas.fixed), done, state
 
 
@@ -543,67 +383,22 @@ def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
     return tensor.index_select(0, batch.index)
 
 
-def _in_batch_order(parts: Sequence[MaybeTensor], batches: Sequence[AlgorithmBatch]) -> MaybeTensor:
-    """Put all algorithms' rows in batch order, 0 where a part is None; None if all parts are."""
-    first: MaybeTensor = next((part for part in parts if part is not None), parts[0])
-    if first is None or batches[0].index is None:
-        return first
-    count = sum(len(batch.slots) for batch in batches)
-    whole = first.new_zeros((count, *first.shape[1:]))
-    for part, batch in zip(parts, batches, strict=True):
-        if part is not None and batch.index is not None:
-            whole.index_copy_(0, batch.index, part)
-    return whole
-
-
-def _having(batches: Sequence[AlgorithmBatch], flag: str) -> torch.Tensor:
-    """Canvases whose algorithm has this attribute, bool ``[n]``."""
-    parts = [
-        torch.full_like(batch.slots, getattr(batch.algorithm, flag), dtype=torch.bool)
-        for batch in batches
-    ]
-    return _in_batch_order(parts, batches)
-
-
-def _override(batches: Sequence[AlgorithmBatch], method: str) -> bool:
-    """Whether any algorithm of the batch has a method of its own."""
-    stock = getattr(Algorithm, method)
-    return any(getattr(type(batch.algorithm), method) is not stock for batch in batches)
-
-
-def _asked(batches: Sequence[AlgorithmBatch]) -> torch.Tensor | None:
-    """See `ReadRequest.ask`."""
-    return _in_batch_order([batch.algorithm.ask(batch.state()) for batch in batches], batches)
-
-
-def _temperatures(
-    state: SlotState, slots: torch.Tensor, batches: Sequence[AlgorithmBatch]
-) -> torch.Tensor:
+def _temperatures(state: SlotState, batch: Batch) -> torch.Tensor:
     """The temperatures at which a step's logits are sampled, float32 ``[n]``."""
-    now, parts = state.read(slots), []
-    for batch in batches:
+    now, parts = state.read(batch.slots), []
+    for part in batch.by_algorithm:
         of_all = now.temperature, now.step, now.schedule_steps
-        own, step, last = (_rows(batch, tensor) for tensor in of_all)
-        parts.append(batch.algorithm.temperature(own, (step, last), batch.parameters()))
-    return _in_batch_order(parts, batches)
+        own, step, last = (_rows(part, tensor) for tensor in of_all)
+        parts.append(part.algorithm.temperature(own, (step, last), part.parameters()))
+    return batch.in_order(parts)
 
 
-def _adjustments(
-    batches: Sequence[AlgorithmBatch], before: Canvas
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """See `ReadRequest.adjust`."""
+def _adjustments(batch: Batch, before: Canvas) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """See `StepPlan.adjust`."""
     parts = [
-        batch.algorithm.adjust(_canvas(batch, before), batch.parameters()) for batch in batches
+        part.algorithm.adjust(_canvas(part, before), part.parameters())
+        for part in batch.by_algorithm
     ]
-    ids = _in_batch_order([part and part[0] for part in parts], batches)
-    amounts = _in_batch_order([part and part[1] for part in parts], batches)
+    ids = batch.in_order([part and part[0] for part in parts])
+    amounts = batch.in_order([part and part[1] for part in parts])
     return None if ids is None or amounts is None else (ids, amounts)
-
-
-def _own_confidence(
-    batches: Sequence[AlgorithmBatch], temperature: torch.Tensor
-) -> torch.Tensor | None:
-    """See `ReadRequest.own_confidence_temperature`; `temperature` is float32 ``[n]``."""
-    if not any(batch.algorithm.own_confidence for batch in batches):
-        return None
-    return temperature * _having(batches, "own_confidence")

@@ -8,13 +8,14 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.engine.readout import Readings, ReadRequest
+from vllm_dllm.engine.contracts import MaskedRows, NoiseRows, Readings, StepPlan
+from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.ops.compiled import CompiledOnce, compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
@@ -29,7 +30,6 @@ from vllm_dllm.ops.statistics.sampled import (
 )
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.optional_parts import OptionalParts
     from vllm_dllm.engine.readout_triton import MaskedKernels
 
 # Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
@@ -37,72 +37,6 @@ if TYPE_CHECKING:
 StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
 # Maps hidden states [rows, hidden] to logits [rows, vocabulary].
 Head = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass
-class MaskedRows:
-    """The choice of a masked model from the rows of n canvases, ``n * L`` positions.
-
-    Attributes:
-        statistics: ``[rows]``, with drawn tokens for requests that draw; those of constrained
-            canvases have the tokens of their paths.
-        greedy: ``[rows]``, the statistics as if no request drew.
-        logits: ``[rows, ids]``, the biased logits.
-        samples: bool ``[n]``, on the host, whether a request draws.
-        logprob: float32 ``[rows]``, see `Readings`.
-        tempered: ``[rows, ids]``, logits divided by the temperature; None if no request draws.
-        filtered: ``[rows, ids]``, `tempered` with -inf for tokens that filters exclude, or None.
-        keys: int64 ``[n, L]``, the keys of the random numbers, or None.
-        place: int64 ``[n, L]``, the row of each position in these logits, or -1 if it was not read;
-            None if every position has its own.
-    """
-
-    statistics: RowStatistics
-    greedy: RowStatistics
-    logits: torch.Tensor
-    samples: np.ndarray
-    logprob: torch.Tensor | None
-    tempered: torch.Tensor | None = None
-    filtered: torch.Tensor | None = None
-    keys: torch.Tensor | None = None
-    place: torch.Tensor | None = None
-
-    def reported(self, index: int, positions: slice) -> torch.Tensor:
-        """The scores from which logprobs are computed, ``[positions, vocabulary]``.
-
-        They are the logits from which the tokens were chosen or drawn.
-
-        Args:
-            index: the canvas' position in this part of the batch.
-            positions: a slice of the canvas' positions.
-        """
-        drawn = self.filtered if self.samples[index] else None
-        rows = self.logits if drawn is None else drawn
-        return rows.unflatten(0, (len(self.samples), -1))[index, positions]
-
-
-@dataclass
-class NoiseRows:
-    """The choice of a model of uniform noise from the rows of one canvas.
-
-    Attributes:
-        statistics: ``[L]``; those of a constrained canvas have the tokens of its paths.
-        distribution: float32 ``[L, ids]``, the probabilities at the temperature.
-        logits: ``[L, ids]``, the biased and filtered logits.
-        keys: int64 ``[L]``, the keys of the random numbers.
-        divisor: float32 ``[1]``, the number that logits are divided by before logprobs are
-            computed.
-    """
-
-    statistics: SampledStatistics
-    distribution: torch.Tensor
-    logits: torch.Tensor
-    keys: torch.Tensor
-    divisor: torch.Tensor
-
-    def reported(self, index: int, positions: slice) -> torch.Tensor:
-        """See `MaskedRows.reported`."""
-        return self.logits[positions] / self.divisor
 
 
 Rows = TypeVar("Rows", MaskedRows, NoiseRows)
@@ -121,14 +55,14 @@ class LogitsPipeline(Generic[Rows]):
         self.slots = parts.slots
         self.parts = parts
 
-    def choose(self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None) -> Rows:
+    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> Rows:
         """Filter biased rows, and choose or draw tokens; arguments as for `read`."""
         raise NotImplementedError
 
     def read(
         self,
         logits: torch.Tensor,
-        request: ReadRequest,
+        plan: StepPlan,
         keys: torch.Tensor | None,
         noise: torch.Tensor | None = None,
     ) -> Rows:
@@ -136,13 +70,13 @@ class LogitsPipeline(Generic[Rows]):
 
         Args:
             logits: ``[n * L, vocabulary]``, overwritten with the biased logits.
-            request: the request for these canvases.
+            plan: the plan of these canvases.
             keys: int64 ``[n, L]``, the keys of the random numbers; None if no request draws.
             noise: int64 ``[n, L]``, random tokens that an algorithm of uniform noise may choose.
         """
-        on_host = request.on_host
-        if request.adjust is not None:
-            ids, amount = (part.reshape(-1, 1) for part in request.adjust)
+        on_host = plan.on_host
+        if plan.adjust is not None:
+            ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
             logits.scatter_add_(1, ids, amount.to(logits.dtype))
         # The tokens to report are known only after biases have been applied.
         raw = {}
@@ -150,17 +84,17 @@ class LogitsPipeline(Generic[Rows]):
             own = logits.unflatten(0, (-1, self.slots.length))[index]
             raw[index] = own.clone() if options.biases else own
         if self.slots.needs_rows[on_host].any():
-            self.parts.rows.apply_biases(logits, request)
-        chosen = self.choose(logits, request, keys)
-        if request.constraint is not None:
-            request.constraint.choose_paths(chosen, request)
+            self.parts.rows.apply_biases(logits, plan)
+        chosen = self.choose(logits, plan, keys)
+        if plan.constraint is not None:
+            plan.constraint.choose_paths(chosen, plan)
         if self.slots.reports[on_host].any():
 
             def scores_of(index: int, positions: slice) -> torch.Tensor:
                 rows = raw.get(index)
                 return chosen.reported(index, positions) if rows is None else rows[positions]
 
-            candidates = self._candidates(chosen.statistics, request, noise)
+            candidates = self._candidates(chosen.statistics, plan, noise)
             self.parts.logprobs.capture(on_host, scores_of, candidates)
         return chosen
 
@@ -176,7 +110,7 @@ class LogitsPipeline(Generic[Rows]):
         return reports.asking(on_host) if reports.of_raw_logits else []
 
     def _candidates(
-        self, statistics: RowStatistics, request: ReadRequest, noise: torch.Tensor | None
+        self, statistics: RowStatistics, plan: StepPlan, noise: torch.Tensor | None
     ) -> torch.Tensor:
         """The tokens that the canvases may hold after the step, int64 ``[n, L, C]``.
 
@@ -184,14 +118,14 @@ class LogitsPipeline(Generic[Rows]):
         """
         length = self.slots.length
         # An id of the tokenizer may lie outside the head, but only in a prompt.
-        held = self.slots.tokens.index_select(0, request.slots)
+        held = self.slots.tokens.index_select(0, plan.slots)
         parts = [statistics.token.view(-1, length), held.clamp_max(self.slots.kind.vocabulary - 1)]
         if isinstance(statistics, SampledStatistics):
             parts.append(statistics.sample.view(-1, length))
         if noise is not None:
             parts.append(noise)
         candidates = torch.stack(parts, -1)
-        return candidates if request.ask is None else torch.cat([candidates, request.ask], -1)
+        return candidates if plan.ask is None else torch.cat([candidates, plan.ask], -1)
 
 
 class MaskedPipeline(LogitsPipeline[MaskedRows]):
@@ -218,20 +152,18 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         self.draw = CompiledOnce(draw) if compile else draw
         self.keys = compiled(candidate_keys) if compile else candidate_keys
 
-    def readings(
-        self, head: Head, hidden: torch.Tensor, request: ReadRequest, canvases: int
-    ) -> Readings:
+    def readings(self, head: Head, hidden: torch.Tensor, plan: StepPlan, canvases: int) -> Readings:
         """Read whole rows of logits of `canvases` canvases at a time; see `Readout.read`."""
-        length, count = self.slots.length, len(request.slots)
+        length, count = self.slots.length, len(plan.slots)
         statistics, logprob, asked, ranked = [], [], [], []
-        copies = self.copies_rows(request.on_host)  # which double the memory
+        copies = self.copies_rows(plan.on_host)  # which double the memory
         at_once = max(1, canvases // 2) if copies else canvases
         for first in range(0, count, at_once):
             end = min(first + at_once, count)
-            part, own = request.part(first, end), hidden[first * length : end * length]
+            part, own = plan.part(first, end), hidden[first * length : end * length]
             part.rows = self._rows_of(part)
             logits = head(own if part.rows is None else own.index_select(0, part.rows))
-            keys = self._keys_of(part.slots) if request.draws else None
+            keys = self._keys_of(part.slots) if plan.draws else None
             chosen = self.read(logits, part, keys)
             statistics.append(chosen.statistics)
             if chosen.logprob is not None:
@@ -240,8 +172,8 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
                 ids = part.ask.flatten(0, 1)  # [rows, K]
                 total = logits.float().logsumexp(-1, keepdim=True)
                 asked.append(logits.gather(1, ids).float() - total)
-            if part.likeliest:
-                ranked.append(ranked_tokens(logits, self.mask_token, part.likeliest))
+            if part.batch.likeliest:
+                ranked.append(ranked_tokens(logits, self.mask_token, part.batch.likeliest))
             del logits, chosen  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
         return Readings(
@@ -251,13 +183,13 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             likeliest=RankedTokens.join(ranked).view(count, length) if ranked else None,
         )
 
-    def _rows_of(self, request: ReadRequest) -> torch.Tensor | None:
-        """See `ReadRequest.rows`."""
-        whole = request.adjust is not None or request.ask is not None or request.logprob
-        whole = whole or request.likeliest > 0
-        if whole or self.slots.needs_rows[request.on_host].any():
+    def _rows_of(self, plan: StepPlan) -> torch.Tensor | None:
+        """See `StepPlan.rows`."""
+        whole = plan.adjust is not None or plan.ask is not None or plan.needs_logprob
+        whole = whole or plan.batch.likeliest > 0
+        if whole or self.slots.needs_rows[plan.on_host].any():
             return None
-        return request.masked_rows()
+        return plan.masked_rows()
 
     def _keys_of(self, slots: torch.Tensor) -> torch.Tensor:
         """Keys of the random numbers of all positions of ``slots`` (int64 ``[n]``): ``[n, L]``."""
@@ -274,46 +206,42 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         rows = torch.arange(len(logits), device=logits.device)
         self.draw(scaled, rows)
 
-    def choose(
-        self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
-    ) -> MaskedRows:
+    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> MaskedRows:
         """See `LogitsPipeline`. Filters apply after the temperature."""
-        chosen = self._choose(logits, request, keys)
-        if request.rows is None:
+        chosen = self._choose(logits, plan, keys)
+        if plan.rows is None:
             return chosen
-        count = len(request.slots) * self.slots.length
-        place = torch.full((count,), -1).index_copy_(
-            0, request.rows, torch.arange(len(request.rows))
-        )
+        count = len(plan.slots) * self.slots.length
+        place = torch.full((count,), -1).index_copy_(0, plan.rows, torch.arange(len(plan.rows)))
         return replace(
             chosen,
-            statistics=chosen.statistics.spread(request.rows, count),
-            greedy=chosen.greedy.spread(request.rows, count),
+            statistics=chosen.statistics.spread(plan.rows, count),
+            greedy=chosen.greedy.spread(plan.rows, count),
             place=place.view(-1, self.slots.length),
         )
 
     def _choose(
-        self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
+        self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None
     ) -> MaskedRows:
         """`choose` in the rows that are read."""
-        samples = self.slots.samples[request.on_host]
-        greedy = self.statistics(logits, self.mask_token, request.entropy)
-        logprob = greedy.probability.log() if request.logprob else None
+        samples = self.slots.samples[plan.on_host]
+        greedy = self.statistics(logits, self.mask_token, plan.batch.entropy)
+        logprob = greedy.probability.log() if plan.needs_logprob else None
         if keys is None or not samples.any():
             return MaskedRows(greedy, greedy, logits, samples, logprob)
-        temperature, flat = self._per_row(request.temperature, request), keys.flatten()
-        if request.rows is not None:
-            flat = flat.index_select(0, request.rows)
+        temperature, flat = self._per_row(plan.temperature, plan), keys.flatten()
+        if plan.rows is not None:
+            flat = flat.index_select(0, plan.rows)
         draws = temperature > 0
-        needs_rows = self.slots.needs_rows[request.on_host].any()
-        constrained = self.slots.constrained[request.on_host]
+        needs_rows = self.slots.needs_rows[plan.on_host].any()
+        constrained = self.slots.constrained[plan.on_host]
         if self.kernels is not None and not needs_rows and not constrained.any():
             drawn, weight = self.kernels.drawn(logits, temperature, flat, self.mask_token)
-            chosen, logprob = self._drawn(greedy, request, temperature, draws, drawn, weight)
+            chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
             return MaskedRows(chosen, greedy, logits, samples, logprob)
         tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
-        kept = self.parts.rows.filtered(tempered, request) if needs_rows else tempered
+        kept = self.parts.rows.filtered(tempered, plan) if needs_rows else tempered
         chosen = greedy
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
@@ -322,10 +250,10 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
             else:
                 drawn = self.draw(kept, flat)
                 weight = drawn_weight(greedy, tempered, drawn)
-            chosen, logprob = self._drawn(greedy, request, temperature, draws, drawn, weight)
+            chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
-    def _per_row(self, values: torch.Tensor, request: ReadRequest) -> torch.Tensor:
+    def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The temperatures ``[n]`` of canvases for each row that is read.
 
         The token that a commit predicts for the next canvas (`readout_shifted`) is never drawn.
@@ -333,23 +261,23 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         rows = values.repeat_interleave(self.slots.length)
         if self.slots.kind.shifted:
             rows.view(-1, self.slots.length)[:, 0] = 0
-        return rows if request.rows is None else rows.index_select(0, request.rows)
+        return rows if plan.rows is None else rows.index_select(0, plan.rows)
 
     def _drawn(
         self,
         greedy: RowStatistics,
-        request: ReadRequest,
+        plan: StepPlan,
         temperature: torch.Tensor,
         draws: torch.Tensor,
         drawn: torch.Tensor,
         weight: torch.Tensor,
     ) -> tuple[RowStatistics, torch.Tensor | None]:
         """The statistics with drawn tokens, and `Readings.logprob`; tensors are ``[rows]``."""
-        own = request.own_confidence_temperature
+        own = plan.own_confidence
         if own is not None:
-            own = self._per_row(own, request)
+            own = self._per_row(own, plan)
         chosen = with_drawn(greedy, weight, draws, drawn, own)
-        logprob = drawn_logprob(greedy, weight, temperature) if request.logprob else None
+        logprob = drawn_logprob(greedy, weight, temperature) if plan.needs_logprob else None
         return chosen, logprob
 
 
@@ -358,16 +286,14 @@ class NoisePipeline(LogitsPipeline[NoiseRows]):
 
     reports_raw = False
 
-    def choose(
-        self, logits: torch.Tensor, request: ReadRequest, keys: torch.Tensor | None
-    ) -> NoiseRows:
+    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> NoiseRows:
         """See `LogitsPipeline`. Filters apply before the temperature."""
         assert keys is not None
         kept = logits
-        if self.slots.needs_rows[request.on_host].any():
-            kept = self.parts.rows.filtered(logits, request)
-        temperature, flat = request.temperature.expand(self.slots.length), keys[0]
+        if self.slots.needs_rows[plan.on_host].any():
+            kept = self.parts.rows.filtered(logits, plan)
+        temperature, flat = plan.temperature.expand(self.slots.length), keys[0]
         statistics, distribution = sampled_statistics(kept, temperature, flat)
-        plain = self.slots.read_only.index_select(0, request.slots) | (request.temperature == 0)
-        divisor = torch.where(plain, 1.0, request.temperature)
+        plain = self.slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
+        divisor = torch.where(plain, 1.0, plan.temperature)
         return NoiseRows(statistics, distribution, kept, flat, divisor)

@@ -17,15 +17,12 @@ decoding. This module is imported with the first request of such an algorithm.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.engine.slots import Phase, SlotStatus
-
-if TYPE_CHECKING:
-    from vllm_dllm.engine.sampler import Finished
-    from vllm_dllm.engine.step import StepPlan
 
 
 def confirmed(
@@ -50,25 +47,25 @@ def verified(
     now: SlotStatus,
     predicted: torch.Tensor,
     sound: torch.Tensor,
-    finished: Finished,
+    output: SamplerOutput,
     tokens: torch.Tensor,
-) -> tuple[Finished, torch.Tensor]:
+) -> tuple[SamplerOutput, torch.Tensor]:
     """Output what leaves after a step in which some commits verify, and move their slots.
 
     Args:
-        plan: the batch before the step, with `StepPlan.verifies`; the slots have been written.
+        plan: the batch before the step, with `Batch.verifies`; the slots have been written.
         now: the columns of its rows.
         predicted: int64 ``[n, L]``, the likeliest token of each row.
         sound: bool ``[n]``, canvases that were read without NaN; the others output nothing.
-        finished: what the step returns for canvases that are not verified.
+        output: what the step returns for canvases that are not verified.
         tokens: int64 ``[n, L]``, what these read next.
 
     Returns:
         What the step returns, and what the canvases read next.
     """
-    assert plan.verifies is not None
+    assert plan.batch.verifies is not None
     slots, slot = plan.state, plan.slots
-    rows = plan.verifies & (now.phase == int(Phase.COMMIT))
+    rows = plan.batch.verifies & (now.phase == int(Phase.COMMIT))
     count = confirmed(now.canvas.tokens, predicted, plan.width)
     count = torch.minimum(count, now.remaining.clamp_min(1))
     last = predicted.gather(1, count[:, None] - 1)[:, 0]
@@ -89,10 +86,10 @@ def verified(
     rejected = (plan.width - sent).int()
     return (
         replace(
-            finished,
-            tokens=torch.where(rows[:, None], predicted, finished.tokens),
-            num_sampled=torch.where(rows, sent.int(), finished.num_sampled),
-            num_rejected=torch.where(rows, rejected, finished.num_rejected),
+            output,
+            sampled_token_ids=torch.where(rows[:, None], predicted, output.sampled_token_ids),
+            num_sampled=torch.where(rows, sent.int(), output.num_sampled),
+            num_rejected=torch.where(rows, rejected, output.num_rejected),
         ),
         tokens,
     )

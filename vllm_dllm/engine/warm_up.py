@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 
-from vllm_dllm.engine.readout import EXAMPLE_ROWS, ReadRequest
+from vllm_dllm.engine.contracts import EXAMPLE_ROWS, Batch, StepPlan
 from vllm_dllm.engine.row_options import COSTLY
+from vllm_dllm.engine.slots import HOST_FLAGS
 from vllm_dllm.ops.compiled import compiling_ahead
 
 if TYPE_CHECKING:
@@ -74,29 +75,29 @@ def read_largest_batch(state: DiffusionModelState) -> None:
     hidden = _hidden(state, canvases * state.slots.length)
     costly = range(min(canvases, state.readout.canvases))
     with torch.inference_mode():
-        state.readout.read(hidden, _request(state, canvases, needs_rows=False))
+        state.readout.read(hidden, _plan(state, canvases, needs_rows=False))
         for slot in costly:
             state.parts.rows.enter(slot, COSTLY)
         try:
-            state.readout.read(hidden, _request(state, canvases, needs_rows=True))
+            state.readout.read(hidden, _plan(state, canvases, needs_rows=True))
         finally:
             for slot in costly:
                 state.parts.leave(slot)
             state.parts.logprobs.pending.clear()
 
 
-def _request(state: DiffusionModelState, canvases: int, needs_rows: bool) -> ReadRequest:
+def _plan(state: DiffusionModelState, canvases: int, needs_rows: bool) -> StepPlan:
     device = state.slots.device
-    return ReadRequest(
+    batch = Batch(
         torch.arange(canvases, device=device),
         np.arange(canvases),
-        state.slots.length,
-        torch.ones(canvases, device=device),
-        draws=True,
-        needs_rows=needs_rows,
+        dict.fromkeys(HOST_FLAGS, False)
+        | {"samples": True, "several_steps": True, "needs_rows": needs_rows},
         entropy=True,
         likeliest=state.served.choose().algorithm.likeliest,
     )
+    temperature = torch.ones(canvases, device=device)
+    return StepPlan(batch, state.slots, state.slots.length, temperature)
 
 
 def _hidden(state: DiffusionModelState, rows: int) -> torch.Tensor:

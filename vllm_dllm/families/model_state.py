@@ -9,9 +9,9 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import AttentionCGSupport
 
+from vllm_dllm.engine.contracts import CommitPolicy
 from vllm_dllm.engine.model_state import DiffusionModelState
 from vllm_dllm.engine.slots import CanvasKind
-from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.server import GRANTED, SEPARATE
 

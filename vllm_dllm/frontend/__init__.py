@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from vllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
-    from vllm_dllm.frontend.front_end import FrontEnd
     from vllm_dllm.frontend.http_request import HttpRequest
 
 # The attribute of vLLM's input processor that holds the `FrontEnd` of a diffusion model.
@@ -23,6 +24,16 @@ def called(name: str) -> str:
     return name if http is None else http.called(name)
 
 
+def refuse_beam_search() -> NoReturn:
+    """Raise `VLLMValidationError` for a beam search."""
+    raise VLLMValidationError(
+        "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
+        "the beginnings of texts, and a canvas is not written from its beginning; remove it, and "
+        "ask for several answers with n.",
+        parameter="use_beam_search",
+    )
+
+
 class Prompt(NamedTuple):
     """The prompt that an output follows.
 
@@ -35,9 +46,3 @@ class Prompt(NamedTuple):
     token_ids: Sequence[int]
     reasoning_ended: bool | None = None
     parser_options: Mapping[str, Any] | None = None
-
-
-def front_end_of(input_processor: Any) -> FrontEnd | None:
-    """The `FrontEnd` of vLLM's input processor; None if it has none or is itself None."""
-    front_end: FrontEnd | None = getattr(input_processor, FRONT_END, None)
-    return front_end

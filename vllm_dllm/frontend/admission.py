@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -64,16 +64,6 @@ def validate_bad_words(params: SamplingParams) -> None:
             "can be ruled out.",
             parameter="bad_words",
         )
-
-
-def refuse_beam_search() -> NoReturn:
-    """Raise `VLLMValidationError` for a beam search."""
-    raise VLLMValidationError(
-        "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
-        "the beginnings of texts, and a canvas is not written from its beginning; remove it, and "
-        "ask for several answers with n.",
-        parameter="use_beam_search",
-    )
 
 
 def validate_numbers(params: SamplingParams) -> None:

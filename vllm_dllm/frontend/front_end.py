@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import Prompt, current
+from vllm_dllm.frontend import FRONT_END, Prompt, current
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from vllm_dllm.frontend.structured_output import StructuredOutput
+
+
+def front_end_of(input_processor: Any) -> FrontEnd | None:
+    """The `FrontEnd` of vLLM's input processor; None if it has none or is itself None."""
+    front_end: FrontEnd | None = getattr(input_processor, FRONT_END, None)
+    return front_end
 
 
 class FrontEnd:

@@ -10,8 +10,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationEr
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vllm_dllm.frontend import current
-from vllm_dllm.frontend.admission import refuse_beam_search
+from vllm_dllm.frontend import current, refuse_beam_search
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
 from vllm_dllm.settings.server import SETTINGS_KEY

@@ -120,7 +120,7 @@ def chosen(llm: Any) -> dict[str, Any]:
     found = (getattr(layer.impl, "vllm_flash_attn_version", None) for layer in layers)
     versions = {version for version in found if version}
     mode = config.compilation_config.cudagraph_mode
-    fused = state.slots.window is not None or state.policy.fused
+    fused = state.parts.window is not None or state.policy.fused
     return {
         "backend": ", ".join(sorted({name_of(layer.get_attn_backend()) for layer in layers})),
         "flash": max(versions, default=None),

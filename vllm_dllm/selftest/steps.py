@@ -20,13 +20,13 @@ import torch
 from torch.nn.functional import linear
 from vllm import SamplingParams
 
+from vllm_dllm.engine.contracts import CommitPolicy
 from vllm_dllm.engine.model_state import DiffusionModelState
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
-from vllm_dllm.engine.step import CommitPolicy
 from vllm_dllm.engine.warm_up import compile_sampler
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
 from vllm_dllm.ops.statistics.head import Head, logits_of

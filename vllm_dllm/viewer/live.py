@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from vllm_dllm.frontend import front_end_of
+from vllm_dllm.frontend.front_end import front_end_of
 from vllm_dllm.frontend.traces import LIVE_TRACES
 from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
 from vllm_dllm.viewer.page import live_page, policy, token_ids

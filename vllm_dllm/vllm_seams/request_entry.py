@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.frontend import FRONT_END, Prompt, current, front_end_of
+from vllm_dllm.frontend import FRONT_END, Prompt, current, refuse_beam_search
 from vllm_dllm.vllm_seams.registration import is_ours, shut_executors_down
 from vllm_dllm.vllm_seams.wrapping import wrap
 
@@ -75,6 +75,7 @@ def _wrap_where_it_is_imported(module: str, owner: str, name: str, decorator: An
 
 def _through_front_end(processor: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """The method by which an input processor of one of our models makes an engine's request."""
+    from vllm_dllm.frontend.front_end import front_end_of
 
     def process_inputs(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         front_end = front_end_of(processor)
@@ -92,6 +93,8 @@ def _through_front_end(processor: Any, original: Callable[..., Any]) -> Callable
 
 
 def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
+    from vllm_dllm.frontend.front_end import front_end_of
+
     async def add_request(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -139,7 +142,7 @@ def _count_by_algorithm(original: Callable[..., None]) -> Callable[..., None]:
 
 def _refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
     """Refuse it offline; over HTTP, `frontend.http_request` does."""
-    from vllm_dllm.frontend.admission import refuse_beam_search
+    from vllm_dllm.frontend.front_end import front_end_of
 
     def beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
         if front_end_of(self.llm_engine.input_processor) is not None:

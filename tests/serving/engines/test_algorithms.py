@@ -74,7 +74,7 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
         options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
         options["async_scheduling"] = policy == "two blocks"
         with engine(path, block, max_num_seqs=96, **options) as running:
-            assert (running.slots.window is None) == (policy != "two blocks")
+            assert (running.runner.model_state.parts.window is None) == (policy != "two blocks")
             alone: Answers = {}
             one = asked[:1]
             for name in NAMES:

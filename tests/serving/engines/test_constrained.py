@@ -20,7 +20,7 @@ from tests.support.constrained import CASES, MODELS, fuzz, prompts
 from tests.support.drive import Driver
 from tests.support.engine import Engine, engine, greedy
 from vllm_dllm.engine.constraints import ConstrainedStep
-from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.engine.slots import Phase
 from vllm_dllm.ops.statistics.sampled import draw_and_sum
 
@@ -145,7 +145,7 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
         return FreeTokens(likeliest, token.view(shape), (top - total).exp().view(shape), rows.keys)
 
     monkeypatch.setattr(ConstrainedStep, "_drawn_freely", drawn)
-    monkeypatch.setattr(ReadRequest, "masked_rows", lambda *_: None)
+    monkeypatch.setattr(StepPlan, "masked_rows", lambda *_: None)
     slow = {"diffusion_max_steps": 20, "diffusion_stability_threshold": 1000}
     pace = slow if running.slots.kind.mask_token is None else {"diffusion_threshold": 2.0}
     driver, found = Driver(running), Counter[str]()

@@ -30,7 +30,7 @@ def test_the_fitted_length_is_used_everywhere() -> None:
     with engine(TINY_SDAR, 4, **OPTIONS, max_model_len=-1, kv_cache_memory_bytes=600_000) as it:
         fitted = it.llm.llm_engine.model_config.max_model_len
         assert 32 < fitted < 512, "it is the model's whole context, or too short for the prompts"
-        assert it.slots.window.context == fitted
+        assert it.runner.model_state.parts.window.context == fitted
         found = answers(it, fitted)
         with pytest.raises(VLLMValidationError, match="what the context leaves"):
             it.generate([[1, 2, 3]], [greedy(500, min_tokens=fitted)])

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vllm_dllm
 from tests.support.drive import TWO_BLOCKS, Driver, Family, gemma, llada2
-from vllm_dllm.engine.readout import ReadRequest
+from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.engine.slots import Phase
 
 pytestmark = pytest.mark.engine
@@ -134,7 +134,7 @@ def test_nothing_is_read_back(family: Family, monkeypatch: pytest.MonkeyPatch) -
     Also with logprobs, for some requests of the batch or for all of them. On a CPU a step reads
     which rows are masked; here it takes all, like a GPU.
     """
-    monkeypatch.setattr(ReadRequest, "masked_rows", lambda *_: None)
+    monkeypatch.setattr(StepPlan, "masked_rows", lambda *_: None)
     kinds: list[list[dict[str, Any]]] = [[{}], [{}, {"logprobs": 2}], [{"logprobs": 3}]]
     with family.start() as running:
         for kind in kinds:

@@ -42,7 +42,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
         assert started.slots.length == BLOCK
         state = started.runner.model_state
         alone = "granted" if state.policy.fused else "separate"
-        assert request.param == ("two blocks" if state.slots.window is not None else alone)
+        assert request.param == ("two blocks" if state.parts.window is not None else alone)
         yield started
 
 

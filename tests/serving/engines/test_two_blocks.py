@@ -78,7 +78,7 @@ def test_golden_cases(name: str, schedule: str) -> None:
     golden, cases = load(name)
     cases = cases if schedule in ("plain", "small-pool") else cases[::3]
     with engine(golden.path, golden.block_size, **(ON | SCHEDULES[schedule])) as running:
-        assert running.slots.window is not None
+        assert running.runner.model_state.parts.window is not None
         preemptions = count_calls(running.scheduler, "_preempt_request")
         for _ in range(2):  # the second time prompts come out of the cache
             assert submit(running, golden, cases) == expected(cases)

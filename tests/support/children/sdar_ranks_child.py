@@ -21,7 +21,7 @@ from tests.support.sdar_requests import parameters
 
 def has_window(worker: Any) -> bool:
     """Whether a rank reads two blocks in a step."""
-    return worker.model_runner.model_state.slots.window is not None
+    return worker.model_runner.model_state.parts.window is not None
 
 
 def held_experts(worker: Any) -> list[int]:
