@@ -13,9 +13,8 @@ import torch
 
 from tests.support.cuda_paths.reference import Edges, KernelCall
 from tests.support.cuda_paths.watch import Watch
-from tests.support.ops.attention_reference import QuerySpan, interval
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
-from vllm_dllm.ops.attention.masks import MaskRule
+from vllm_dllm.ops.attention.masks import MaskRule, QuerySpan, interval
 
 
 @dataclass(frozen=True)

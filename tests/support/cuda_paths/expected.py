@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.support.ops.attention_reference import QuerySpan, interval
 from vllm_dllm.engine.slots import Phase, SlotState
-from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, WindowRule
+from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, QuerySpan, WindowRule, interval
 
 
 @dataclass(frozen=True)
