@@ -28,11 +28,11 @@ from torch._inductor.exc import InductorError
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
-from tests.support.ops import attention_reference as masks
-from tests.support.ops.attention_reference import Mask, QuerySpan, attention_reference
+from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.launch_triton import paged_attention
-from vllm_dllm.ops.attention.masks import MaskRule
+from vllm_dllm.ops.attention.masks import Mask, MaskRule, QuerySpan
+from vllm_dllm.ops.attention.reference import attention_reference
 
 PAGE = 128
 # Triton's interpreter multiplies no bfloat16.

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.ops import attention_reference as masks
 from tests.support.ops.attention_cases import (
     ALL_MASKS,
     AWKWARD,
@@ -19,18 +18,11 @@ from tests.support.ops.attention_cases import (
     SMALL,
     SPLIT,
     WINDOW,
-    kernel,
     make_case,
 )
-from tests.support.ops.attention_reference import Mask
+from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV
-from vllm_dllm.ops.attention.masks import MaskRule
-
-# Causal prompts, block-causal ones and canvases of both window rules side by side. On a layer with
-# a window the rules without one are what a global layer's would be.
-MIXED = ((33, 63), (32, 96), (63, 63), (0, 0), (31, 129), (40, 200), (1, 31))
-RULES = [ALL_MASKS[i] for i in (0, 1, 2, 0, 4, 5, 3)]
-every_tiling = pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
+from vllm_dllm.ops.attention.masks import Mask, MaskRule
 
 
 @pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
@@ -40,19 +32,40 @@ def test_each_mask_at_awkward_sizes(mask: Mask) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "tiles"),
-    [(16, HALVES), (32, SPLIT), (128, None)],
-    ids=["a tile spans pages", "a page is a tile", "default tiles within a page"],
+    "mask",
+    [
+        pytest.param(mask, marks=pytest.mark.long if mask.name.startswith("causal") else ())
+        for mask in ALL_MASKS
+    ],
+    ids=lambda mask: mask.name,
 )
-def test_all_rules_in_one_batch(page: int, tiles) -> None:
-    make_case(MIXED, RULES, page=page).check(tiles)
+def test_each_mask_in_split_tiles(mask: Mask) -> None:
+    make_case(AWKWARD, [mask] * len(AWKWARD)).check(HALVES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "dtype"),
-    [(6, 2, 48, torch.bfloat16), (4, 4, 80, torch.float16), (8, 1, 64, torch.float32)],
+    ("page", "tiles"),
+    [
+        pytest.param(16, SPLIT, id="16-split", marks=pytest.mark.long),
+        (32, SMALL),
+        (32, SPLIT),
+        (128, None),
+    ],
 )
+def test_all_rules_in_one_batch(page: int, tiles) -> None:
+    """Causal prompts, block-causal ones and canvases of both window rules side by side.
+
+    On a layer with a window the rules without one are what a global layer's would be.
+    """
+    lengths = ((33, 63), (32, 96), (63, 63), (0, 0), (31, 129), (40, 200), (1, 31))
+    which = [ALL_MASKS[i] for i in (0, 1, 2, 0, 4, 5, 3)]
+    make_case(lengths, which, page=page).check(tiles)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 48), (4, 4, 80), (8, 1, 64)])
 def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
     """Groups that are no power of two, head sizes that are none, both low precisions."""
     lengths = ((33, 65), (32, 64), (5, 70))
@@ -64,23 +77,27 @@ def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dty
 
 @pytest.mark.parametrize("size", [128, 256, 512])
 def test_the_models_head_sizes(size: int) -> None:
-    """One for each branch of `default_tiles`."""
     lengths = ((32, 160), (40, 40))
     which = [masks.bidirectional(), masks.causal()]
     make_case(lengths, which, size=size, dtype=torch.bfloat16, page=64).check()
 
 
-@every_tiling
+@pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
 def test_soft_cap_and_sinks(tiles) -> None:
     """Scores far beyond the cap; sinks that take nearly all, some and nearly nothing."""
     sinks = torch.tensor([5.0, 0.0, -5.0, -torch.inf], device=DEVICE)
     layer = AttentionLayer(scale=1.0, window_width=WINDOW, soft_cap=3.0, sinks=sinks)
-    make_case(((33, 63), (1, 31), (32, 96)), list(ALL_MASKS[3:]), layer=layer).check(tiles)
+    lengths = ((33, 63), (1, 31), (32, 96))
+    which = [
+        masks.window_causal(WINDOW),
+        masks.window_symmetric(WINDOW),
+        masks.window_reference(WINDOW),
+    ]
+    make_case(lengths, which, layer=layer).check(tiles)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tiles"), [(torch.float8_e4m3fn, SMALL), (torch.float8_e5m2, SPLIT)]
-)
+@pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
     """The reference reads the same rounded numbers, so only the arithmetic differs."""
     case = make_case(((33, 63), (32, 96)), [masks.causal(), masks.block_causal(32)])
@@ -89,15 +106,21 @@ def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
     case.check(tiles)
 
 
-@every_tiling
-def test_rows_without_keys(tiles) -> None:
-    """They give zeros; under a CUDA graph requests of no token follow, with stale numbers."""
-    make_case(((32, 64), (32, 96), (0, 500), (0, 7)), [masks.block_causal(32)] * 4).check(tiles)
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    """A block rule of a sequence whose cached keys all lie outside the window."""
     case = make_case(((4, 40),), [masks.window_causal(4)])
-    # Rows whose window is empty do not occur in a model; a sequence of no keys at all does, while a
-    # graph is captured.
+    # Rows whose window is empty do not occur in a model; a sequence of no keys at all does,
+    # while a graph is captured.
     case.queries = replace(case.queries, seq_lens=torch.zeros_like(case.queries.seq_lens))
-    assert torch.equal(case.run(tiles)[:4], torch.zeros_like(case.query[:4]))
+    for tiles in (SMALL, SPLIT):
+        assert torch.equal(case.run(tiles)[:4], torch.zeros_like(case.query[:4]))
+
+
+def test_padding_of_a_uniform_batch_is_left_alone() -> None:
+    """Under a CUDA graph requests of no token follow the real ones, with stale numbers."""
+    case = make_case(((32, 64), (32, 96), (0, 500), (0, 7)), [masks.block_causal(32)] * 4)
+    case.check(SMALL)
+    case.check(SPLIT)
 
 
 def test_other_strides() -> None:
@@ -136,62 +159,33 @@ def test_results_do_not_depend_on_the_batch() -> None:
 
 
 def test_tiles_without_work_are_never_read() -> None:
-    """Pages that no query may see are far outside of the cache; a tile that is read would show."""
+    """Poison in every page that no query may see; a tile that is read and masked would show it."""
     case = make_case(((32, 256),), [masks.window_reference(33)], page=32)
-    before = case.check(SMALL)
-    case.queries.page_table[0, :6] = 1 << 30
+    poisoned = case.queries.page_table[0, :7]
+    case.check(SMALL)
+    before = case.run(SMALL)
+    case.queries.page_table[0, :6] = 1 << 30  # reading there would be far outside the pages
+    assert len(poisoned) == 7
     assert torch.equal(case.run(SMALL)[:32], before[:32])
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="needs an address space without memory behind it")
 def test_offsets_beyond_32_bits() -> None:
     """Pages whose numbers times their stride exceed 2^31 elements."""
     case = make_case(((4, 20),), [masks.causal()], page=16, size=16)
     stride = 3 << 28
     rows = case.kv.keys.shape[0]
-    # Untouched pages of an anonymous mapping take no memory.
-    store = torch.empty(rows * stride, dtype=torch.float16)
-    view = store.as_strided((rows, 16, 2, 32), (stride, 64, 32, 1))
+    if DEVICE == "cpu":
+        # Untouched pages of an anonymous mapping take no memory.
+        store = torch.empty(rows * stride, dtype=torch.float16)
+    else:
+        pytest.skip("needs an address space without memory behind it")
+    at = (rows, 16, 2, 32)
+    view = store.as_strided(at, (stride, 64, 32, 1))
     view.copy_(torch.cat([case.kv.keys, case.kv.values], -1))
     case.kv = PagedKV(view[..., :16], view[..., 16:])
     case.query = case.query.half()
     assert (rows - 1) * stride > 1 << 31
     case.check(SMALL)
-
-
-def test_the_kernel_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the reference, and the merge exactly where keys were split."""
-    launched: list[str] = []
-
-    class Counted:
-        def __init__(self, name: str) -> None:
-            self.name, self.kernel = name, getattr(kernel, name)
-
-        def __getitem__(self, grid):
-            launched.append(self.name)
-            return self.kernel[grid]
-
-    for name in ("attention_kernel", "merge_kernel"):
-        monkeypatch.setattr(kernel, name, Counted(name))
-    case = make_case(((33, 63),), [masks.causal()])
-    case.run(SMALL)
-    assert launched == ["attention_kernel"]
-    case.run(SPLIT)
-    assert launched[1:] == ["attention_kernel", "merge_kernel"]
-
-
-def test_keys_are_split_where_programs_are_few() -> None:
-    """By shape alone: a window bounds the keys, a short sequence is left whole."""
-    case = make_case(((4, 20),), [masks.causal()])
-    far = replace(case.queries, max_seq_len=32768)
-    for programs, queries, layer, splits in (
-        (33, far, case.layer, 32),
-        (3, far, case.layer, 2),
-        (0, far, case.layer, 1),
-        (33, replace(far, max_seq_len=300), case.layer, 1),
-        (33, far, AttentionLayer(1.0, window_width=1024), 8),
-    ):
-        assert kernel._splits(programs, queries, layer) == splits
 
 
 def test_refusals() -> None:

@@ -1,14 +1,24 @@
 """Masks: predicates against hand-drawn pictures, and a kernel's rule against its predicate."""
 
-from __future__ import annotations
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ops import attention_reference as masks
-from tests.support.ops.attention_reference import Mask, QuerySpan, interval
+from vllm_dllm.ops.attention import masks
+from vllm_dllm.ops.attention.masks import Mask, QuerySpan, interval
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def drawn(mask: Mask, start: int, end: int) -> list[str]:
+    return [
+        "".join("#" if seen else "." for seen in row) for row in mask.dense(QuerySpan(start, end))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -28,8 +38,7 @@ from tests.support.ops.attention_reference import Mask, QuerySpan, interval
     ids=lambda value: value.name if isinstance(value, Mask) else None,
 )
 def test_what_a_query_sees(mask: Mask, start: int, picture: list[str]) -> None:
-    seen = mask.dense(QuerySpan(start, 6))
-    assert ["".join("#" if key else "." for key in row) for row in seen] == picture
+    assert drawn(mask, start, 6) == picture
 
 
 MAKERS = (
@@ -58,6 +67,28 @@ def test_a_rule_means_its_mask(make, number: int, start: int, queries: int) -> N
     # What the kernel's tile skipping rests on.
     assert (first.diff() >= 0).all()
     assert (end.diff() >= 0).all()
-    # A window is its layer's: without one its rule sees everything before.
-    first, _ = interval(q, span, mask.rule, 0)
-    assert not first.any()
+
+
+def test_a_window_is_its_layers() -> None:
+    """A request whose rule has a window sees everything on a layer without one."""
+    q = torch.arange(4, 8)
+    rule = masks.window_symmetric(2).rule
+    first, end = interval(q, QuerySpan(4, 8), rule, 0)
+    assert first.tolist() == [0] * 4
+    assert end.tolist() == [8] * 4
+
+
+@pytest.mark.long
+def test_pictures_by_command_and_in_the_docs() -> None:
+    """`python -m vllm_dllm.ops.attention.masks` prints what docs/attention.md shows."""
+    command = [sys.executable, "-m", "vllm_dllm.ops.attention.masks"]
+    text = (ROOT / "docs" / "attention.md").read_text()
+    for name, (mask, span) in masks.PICTURES.items():
+        done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == mask.draw(span)
+        if name in ("block_causal", "window_symmetric"):
+            assert done.stdout.strip() in text
+    refused = subprocess.run([*command, "diagonal"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "block_causal" in refused.stderr

@@ -130,6 +130,7 @@ QUICK = (
     Row(None, ".venv/bin/vllm-dllm check", ""),
     Row(None, "vllm-dllm check", ""),
     Row(None, "vllm-dllm show-config", ""),
+    Row("docs/attention.md", ".venv/bin/python -m vllm_dllm.ops.attention.masks", ""),
 )
 
 # Script, module or target -> what makes it short. It follows what the documentation says,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tests.support.ops import attention_reference as masks
-from tests.support.ops.attention_reference import Mask, attention_reference
 from tests.support.ops.interpreter import interpreted
+from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
-from vllm_dllm.ops.attention.masks import MaskRule
+from vllm_dllm.ops.attention.masks import Mask, MaskRule
+from vllm_dllm.ops.attention.reference import attention_reference
 
 kernel = interpreted("vllm_dllm.ops.attention.launch_triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

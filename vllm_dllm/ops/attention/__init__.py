@@ -1,1 +1,1 @@
-"""Paged attention with a mask rule for each request: mask rules and Triton kernels."""
+"""Paged attention with a mask rule for each request: masks, Triton kernels, and a reference."""

@@ -1,7 +1,7 @@
 """The arguments of paged attention: cached keys and values, the queries, a layer's constants.
 
-The Triton kernels (`launch_triton`) and the reference that tests compare them with
-(`tests/support/ops/attention_reference.py`) take the same arguments.
+The Triton kernels (`launch_triton`) and the reference that tests compare them with (`reference`)
+take the same arguments.
 """
 
 from __future__ import annotations

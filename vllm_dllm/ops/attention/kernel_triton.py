@@ -41,7 +41,7 @@ def _find_request(query_start, tile, requests, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _visible_keys(q, start, end, block, window, width, WINDOWED: tl.constexpr):
-    """The keys ``first <= k < last`` that queries ``q`` see, by `MaskRule`."""
+    """The keys ``first <= k < last`` that queries ``q`` see, as `masks.interval` computes them."""
     first = q * 0
     last = tl.minimum((q // block + 1) * block, end)
     if WINDOWED:
