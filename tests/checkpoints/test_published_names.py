@@ -20,9 +20,7 @@ from tests.support.published import (
     NEMOTRON,
     SDAR,
     diffcoder_config,
-    diffcoder_tensors,
     fast_dllm_config,
-    fast_dllm_tensors,
     gemma_tensors,
     is_matrix,
     llada2_config,
@@ -32,6 +30,7 @@ from tests.support.published import (
     one_by_one,
     sdar_config,
     sdar_tensors,
+    tensors_of,
 )
 from vllm_dllm.families.fast_dllm.hf_config import FastDLLMConfig
 from vllm_dllm.families.fast_dllm.model import Fast_dLLM_QwenForCausalLM
@@ -108,7 +107,7 @@ def test_the_loader_expects_qwen3s_tensors(which: str) -> None:
 
 def test_the_loader_expects_llamas_tensors() -> None:
     found = StableDiffcoderForCausalLM.tensor_shapes(LlamaConfig(**diffcoder_config()))
-    assert found == diffcoder_tensors()
+    assert found == tensors_of(DIFFCODER)
 
 
 @pytest.mark.parametrize("which", list(NEMOTRON))
@@ -123,7 +122,7 @@ def test_the_loader_expects_the_authors_names(which: str) -> None:
 def test_the_loader_expects_qwen2s_tensors() -> None:
     stated = fast_dllm_config()
     del stated["model_type"]
-    wanted = fast_dllm_tensors()
+    wanted = tensors_of(FAST_DLLM)
     assert Fast_dLLM_QwenForCausalLM.tensor_shapes(FastDLLMConfig(**stated)) == wanted
     tied = FastDLLMConfig(**stated | {"tie_word_embeddings": True})
     del wanted["lm_head.weight"]

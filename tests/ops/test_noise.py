@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.ops.chi_square import Z, chi_square, limit
+from tests.support.ops.chi_square import Z, follows
 from vllm_dllm.ops.noise.keyed import (
     Stream,
     gumbel,
@@ -13,6 +13,10 @@ from vllm_dllm.ops.noise.keyed import (
     uniform_bits,
     uniform_tokens,
 )
+
+
+def even(count: int) -> torch.Tensor:
+    return torch.full((count,), 1 / count)
 
 
 def test_every_bit_is_fair() -> None:
@@ -24,20 +28,13 @@ def test_every_bit_is_fair() -> None:
 
 def test_neighbours_are_independent() -> None:
     """Neighbouring seeds, steps, positions and ids, as they occur, fall into a fair 8 x 8 grid."""
-    ids, position = torch.arange(2048), torch.arange(64)
 
-    def draw(seed: int, shift: int, step: int) -> torch.Tensor:
-        return uniform(row_keys(torch.tensor(seed), position + shift, step), ids)
+    def drawn(seed: int = 7, position: int = 0, step: int = 3, first: int = 0) -> torch.Tensor:
+        keys = row_keys(torch.tensor(seed), torch.arange(64) + position, step)
+        return uniform(keys, torch.arange(2048) + first)
 
-    pairs = {
-        "ids": (draw(7, 0, 3), uniform(row_keys(torch.tensor(7), position, 3), ids + 1)),
-        "positions": (draw(7, 0, 3), draw(7, 1, 3)),
-        "steps": (draw(7, 0, 3), draw(7, 0, 4)),
-        "seeds": (draw(7, 0, 3), draw(8, 0, 3)),
-    }
-    for name, (a, b) in pairs.items():
-        cell = (a * 8).long() * 8 + (b * 8).long()
-        assert chi_square(cell, torch.full((64,), 1 / 64)) < limit(64), name
+    for beside in (drawn(first=1), drawn(position=1), drawn(step=4), drawn(seed=8)):
+        assert follows((drawn() * 8).long() * 8 + (beside * 8).long(), even(64))
 
 
 def test_tiles_and_batches_do_not_matter() -> None:
@@ -58,15 +55,14 @@ def test_uniform_stays_inside_and_is_fine_grained() -> None:
 def test_gumbel_draws_from_the_softmax() -> None:
     logits = torch.linspace(-4, 2, 50)
     noise = gumbel(row_keys(torch.arange(100_000), 1), torch.arange(50))
-    draws = (logits + noise).argmax(-1)
-    assert chi_square(draws, logits.softmax(-1)) < limit(50)
+    assert follows((logits + noise).argmax(-1), logits.softmax(-1))
 
 
 def test_uniform_tokens() -> None:
     tokens = uniform_tokens(row_keys(torch.arange(3000), Stream.CANVAS), 32, 271)
     assert tokens.min() == 0
     assert tokens.max() == 270
-    assert chi_square(tokens, torch.full((271,), 1 / 271)) < limit(271)
+    assert follows(tokens, even(271))
 
 
 def test_streams_differ() -> None:

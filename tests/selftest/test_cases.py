@@ -38,7 +38,7 @@ def backends(device: Device, family: str) -> set[str]:
 def test_every_case_has_a_route_and_a_name_of_its_own(device: Device) -> None:
     found = cases_of(device, fp8_cache=True)
     assert [case.name for case in found if route_of(device, case) is None] == []
-    assert len({case.name for case in found}) == len(found) <= 50
+    assert len({case.name for case in found}) == len(found)
     defaults = found[: len(FAMILIES)]
     assert [case.name for case in defaults] == [f"{family}/defaults" for family in FAMILIES]
     assert {case.dtype for case in defaults} == {"float16" if device is SM75 else "bfloat16"}
@@ -67,31 +67,6 @@ def test_backends_of_each_device() -> None:
     assert backends(CPU, "llada2") == {"CPU_ATTN"}
     hopper = Device("cuda", (9, 0), True, frozenset({2, 3}))
     assert backends(hopper, "llada2") == triton | {"FLASH_ATTN-2"}
-
-
-@every_device
-@pytest.mark.parametrize("family", ["llada2", "diffusion_gemma"])
-def test_what_each_backend_is_tried_with(device: Device, family: str) -> None:
-    found = cases(device, family)
-    for backend in {case.backend for case in found}:
-        mine = [case for case in found if case.backend == backend]
-        assert {case.scheduling for case in mine} == {"async", "sync"}
-        assert {case.dtype for case in mine} & {"bfloat16", "float16"}
-        assert any(case.exact for case in mine) == (backend != "FLASH_ATTN")
-        if device is not CPU:
-            assert {case.graphs for case in mine} >= {"FULL_AND_PIECEWISE", "EAGER"}
-            assert {case.kernels for case in mine} == {"torch", "triton"}
-    if device is not CPU:
-        modes = {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE", "EAGER"}
-        assert modes <= {case.graphs for case in found}
-
-
-@every_device
-def test_ways_to_commit_on_every_backend(device: Device) -> None:
-    found = cases(device, "sdar")
-    for backend in {case.backend for case in found}:
-        ways = {(c.scheduling, c.fused_commit) for c in found if c.backend == backend}
-        assert ways == {("async", "on"), ("async", "off"), ("sync", "on")}
 
 
 def test_a_float8_cache_only_where_the_device_has_one() -> None:

@@ -46,7 +46,6 @@ NO_KERNEL = {
 # Operators whose result's shape depends on values: the device must be waited for.
 WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "_local_scalar_dense"}
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index"}
-PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "linear", "matmul"}
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,11 @@ class Copy:
     """A copy between host and device.
 
     Attributes:
-        shape: what is copied.
-        to_device: false for a copy to the host.
         pinned: whether the host's memory is pinned.
         non_blocking: whether the caller asks not to wait.
         where: the line that caused it.
     """
 
-    shape: tuple[int, ...]
-    to_device: bool
     pinned: bool
     non_blocking: bool
     where: str
@@ -79,17 +74,13 @@ class Cost:
 
     Attributes:
         kernels: number of kernels by the place that launched them, ``file:line``.
-        operators: number of kernels by operator.
         copies: every copy between host and device.
         waits: the places, ``file:line operator``, where the host reads a value or a shape back.
-        products: name and shapes of the matrix products.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
-    operators: Counter[str] = field(default_factory=Counter)
     copies: list[Copy] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
-    products: list[tuple[str, list[tuple[int, ...]]]] = field(default_factory=list)
 
     def __enter__(self) -> Cost:
         FakeDevice.cost = self
@@ -131,7 +122,7 @@ class Cost:
         name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
         on_device = map(_on_device, given + results)
         if not self._noted_copy(name, args, kwargs, results) and any(on_device):
-            self._note_kernel(func, name, given)
+            self._note_kernel(func, name)
 
     def _noted_copy(
         self, name: str, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
@@ -145,26 +136,22 @@ class Cost:
             non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
         elif name in INDEXING and name.startswith("index_put") and _is_scalar(args[2]):
             # On CUDA, the value of `tensor[indices] = 1.0` is a tensor on the host.
-            self.copies.append(Copy((), True, False, False, _caller()))
+            self.copies.append(Copy(False, False, _caller()))
             return False
         else:
             return False
         if _is_scalar(source) and not target.ndim:  # the same for `tensor[0] = 1.0`
-            self.copies.append(Copy((), True, False, False, _caller()))
+            self.copies.append(Copy(False, False, _caller()))
         elif _on_device(source) != _on_device(target):
             to_device = _on_device(target)
             pinned = _is_pinned(source if to_device else target)
-            shape = tuple(source.shape)
-            self.copies.append(Copy(shape, to_device, pinned, non_blocking, _caller()))
+            self.copies.append(Copy(pinned, non_blocking, _caller()))
             return True
         return False
 
-    def _note_kernel(self, func: Any, name: str, given: list[torch.Tensor]) -> None:
+    def _note_kernel(self, func: Any, name: str) -> None:
         if not func.is_view and name not in NO_KERNEL:
             self.kernels[_caller()] += 1
-            self.operators[name] += 1
-            if name in PRODUCTS:
-                self.products.append((name, [tuple(tensor.shape) for tensor in given]))
 
 
 class FakeDevice(TorchDispatchMode):

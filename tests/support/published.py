@@ -224,25 +224,32 @@ def sdar_config(which: str) -> dict[str, Any]:
     return config
 
 
-def sdar_tensors(which: str) -> Shapes:
-    """Those of transformers' Qwen3, of which SDAR is one; an expert has matrices of its own."""
-    from transformers import (
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
-    )
+def named_by_transformers(kind: str, stated: dict[str, Any], *own: str) -> Shapes:
+    """The tensors of a model of transformers.
 
-    stated = sdar_config(which)
-    for name in ("architectures", "model_type", "auto_map", "attn_implementation"):
-        del stated[name]
+    Args:
+        kind: of the model, as its classes are called.
+        stated: a ``config.json``.
+        own: fields of it that transformers' class does not have.
+    """
+    import transformers
+
+    fields = {
+        name: value
+        for name, value in stated.items()
+        if name not in ("architectures", "model_type", "auto_map", *own)
+    }
+    config = getattr(transformers, f"{kind}Config")(**fields)
     with torch.device("meta"):
-        model: Any = (
-            Qwen3MoeForCausalLM(Qwen3MoeConfig(**stated))
-            if "num_experts" in stated
-            else Qwen3ForCausalLM(Qwen3Config(**stated))
-        )
-    return one_by_one({name: tuple(t.shape) for name, t in model.state_dict().items()})
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def sdar_tensors(which: str) -> Shapes:
+    """Those of Qwen3, of which SDAR is one; an expert has matrices of its own."""
+    stated = sdar_config(which)
+    kind = "Qwen3Moe" if "num_experts" in stated else "Qwen3"
+    return one_by_one(named_by_transformers(kind, stated, "attn_implementation"))
 
 
 def diffcoder_config() -> dict[str, Any]:
@@ -274,18 +281,6 @@ def diffcoder_config() -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": 155136,
     }
-
-
-def diffcoder_tensors() -> Shapes:
-    """Those of transformers' Llama."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    stated = diffcoder_config()
-    for name in ("architectures", "model_type", "auto_map"):
-        del stated[name]
-    with torch.device("meta"):
-        model: Any = LlamaForCausalLM(LlamaConfig(**stated))
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def nemotron_config(which: str) -> dict[str, Any]:
@@ -385,24 +380,10 @@ def fast_dllm_config() -> dict[str, Any]:
     }
 
 
-def fast_dllm_tensors() -> Shapes:
-    """Those of transformers' Qwen2."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    stated = fast_dllm_config()
-    for name in ("architectures", "model_type", "auto_map", "bd_size", "conplemenrary_mask"):
-        del stated[name]
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(Qwen2Config(**stated))
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
 def config_of(which: str) -> dict[str, Any]:
     """The configuration of a published masked model."""
-    if which == DIFFCODER:
-        return diffcoder_config()
-    if which == FAST_DLLM:
-        return fast_dllm_config()
+    if which in (DIFFCODER, FAST_DLLM):
+        return diffcoder_config() if which == DIFFCODER else fast_dllm_config()
     if which in NEMOTRON:
         return nemotron_config(which)
     return sdar_config(which) if which in SDAR else llada2_config(which)
@@ -413,9 +394,9 @@ def tensors_of(which: str) -> Shapes:
     if which == GEMMA:
         return gemma_tensors()
     if which == DIFFCODER:
-        return diffcoder_tensors()
+        return named_by_transformers("Llama", diffcoder_config())
     if which == FAST_DLLM:
-        return fast_dllm_tensors()
+        return named_by_transformers("Qwen2", fast_dllm_config(), "bd_size", "conplemenrary_mask")
     if which in NEMOTRON:
         return nemotron_tensors(which)
     return sdar_tensors(which) if which in SDAR else llada2_tensors(which)

@@ -131,11 +131,8 @@ def test_play_goes_to_the_end(browser: Any, tmp_path: Path) -> None:
     assert opened.tab.locator("#where").inner_text() == "3 of 3"
 
 
-@pytest.mark.parametrize(("count", "width", "blocks", "steps"), [(64, 32, 4, 8), (50, 256, 2, 16)])
-def test_many_requests_open_in_two_seconds(
-    count: int, width: int, blocks: int, steps: int, browser: Any, tmp_path: Path
-) -> None:
-    opened = Opened(browser, tmp_path / "page.html", answers(count, width, blocks, steps))
-    assert len(opened.at(5)) == count * width * blocks
+def test_many_requests_open_in_two_seconds(browser: Any, tmp_path: Path) -> None:
+    opened = Opened(browser, tmp_path / "page.html", answers(50, 256, 2, 16))
+    assert len(opened.at(5)) == 50 * 256 * 2
     assert opened.said == []
     assert opened.seconds < 2, opened.seconds

@@ -99,7 +99,7 @@ def runner(directory: Path) -> dict[str, Any]:
         out[f"ordinary_{value}"] = choice(directory, "LlamaForCausalLM")
     del os.environ[FORCE]
     out["unsupported"] = attempt(unsupported, directory)
-    return out
+    return out | worker(directory)
 
 
 def unsupported(directory: Path) -> None:
@@ -111,8 +111,7 @@ def unsupported(directory: Path) -> None:
 
 
 def worker(directory: Path) -> dict[str, Any]:
-    """Follow vLLM's worker start up to the swap of the kernels."""
-    plugin.register()
+    """Follow vLLM's worker start up to the swap of the kernels, behind `runner`."""
     # As `WorkerWrapperBase.init_worker` does, after it has loaded plugins.
     from vllm_cpu_v2.launch import STAND_INS, KernelStandIn, swap_kernels
     from vllm_cpu_v2.worker import CpuV2Worker
@@ -162,13 +161,14 @@ def choices(directory: Path) -> dict[str, Any]:
 
 
 def elsewhere(directory: Path) -> dict[str, Any]:
-    """Pretend that vLLM's platform is not the CPU."""
+    """Begin as a user's script does, then pretend that vLLM's platform is not the CPU."""
+    from vllm import LLM
     from vllm.platforms import current_platform
 
     type(current_platform).is_cpu = lambda self: False
     plugin.register()
     parts = plugin.parts()
-    out = {"parts": parts}
+    out = {"llm": LLM.__name__, "parts": parts}
     from vllm.config import VllmConfig
     from vllm.triton_utils import triton
 
@@ -178,26 +178,11 @@ def elsewhere(directory: Path) -> dict[str, Any]:
     return out
 
 
-def real_triton(directory: Path) -> dict[str, Any]:
-    """Install where vLLM has a Triton that works."""
-    plugin.register()
-    from vllm.config import VllmConfig
-
-    return {"parts": plugin.parts(), "choice": ours(VllmConfig.use_v2_model_runner.fget)}
-
-
 def ours(function: Any) -> bool:
     """Whether a function has taken the place of vLLM's."""
     return str(function.__module__).startswith("vllm_cpu_v2")
 
 
-def early(directory: Path) -> dict[str, Any]:
-    """Begin as a user's script does, with the hook that Python runs when it starts."""
-    from vllm import LLM
-
-    return {"llm": LLM.__name__, "hook": "vllm_cpu_v2.import_hook" in sys.modules}
-
-
 if __name__ == "__main__":
-    scenario = {f.__name__: f for f in (runner, worker, choices, elsewhere, real_triton, early)}
+    scenario = {f.__name__: f for f in (runner, choices, elsewhere)}
     print(json.dumps(scenario[sys.argv[1]](Path(sys.argv[2]))))

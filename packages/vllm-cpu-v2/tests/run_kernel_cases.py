@@ -14,7 +14,6 @@ The result is one line of JSON on stdout.
 import importlib
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from kernel_cases import CASES, Outputs
+from vllm_cpu_v2 import plugin
 from vllm_cpu_v2.launch import KernelStandIn
 
-SEEDS = range(25)
-FLOAT_SEEDS = range(4)  # interpreting a loop over the vocabulary is slow
+SEEDS = range(12)
+FLOAT_SEEDS = range(2)  # interpreting a loop over the vocabulary is slow
 
 
 class NoKernel:
@@ -76,7 +76,6 @@ def examine(name: str) -> dict[str, Any]:
         kinds.append(type(kernel).__name__)
         return kernel
 
-    began = time.perf_counter()
     equal, worst, noticed = True, 0.0, True
     for seed in FLOAT_SEEDS if module == "sample.logprob" else SEEDS:
         expected = run(seed, original)
@@ -88,7 +87,6 @@ def examine(name: str) -> dict[str, Any]:
         "equal": equal,
         "worst": worst,
         "no_kernel_noticed": noticed,
-        "seconds": round(time.perf_counter() - began, 2),
     }
 
 
@@ -100,6 +98,8 @@ def main() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True
     report: dict[str, Any] = {name: examine(name) for name in sys.argv[1:] or CASES}
     fresh = torch.empty(8), torch.ones(1).new_empty(8), torch.empty_like(torch.ones(8))
+    plugin.register()
+    report["bridge"] = plugin.parts()
     report["poison"] = all(bool(t.isnan().all()) for t in fresh)
     print(json.dumps(report))
 

@@ -19,11 +19,11 @@ INTERPRETER = runpy.run_path(str(HERE / "triton_interpreter.py"))
 vllm = pytest.importorskip("vllm")
 
 
-def play(name: str, directory: Path, env: dict[str, str] | None = None) -> dict[str, Any]:
+def play(name: str, directory: Path) -> dict[str, Any]:
     """Run one scenario of bridge_scenarios.py in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(HERE / "bridge_scenarios.py"), name, str(directory)],
-        env=env or INTERPRETER["child_env"](),
+        env=INTERPRETER["child_env"](),
         capture_output=True,
         text=True,
         timeout=120,
@@ -38,19 +38,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return play("runner", tmp_path_factory.mktemp("models"))
 
 
-def test_install_says_what_it_did(runner: dict[str, Any]) -> None:
+def test_the_front_end_is_spared(runner: dict[str, Any]) -> None:
+    """Install neither imports the worker, which replaces functions of torch, nor forces V2."""
     assert runner["parts"][0] == "v2-runner"
     assert runner["untouched"], "importing the plugin imported vLLM's configuration"
     assert runner["log"] == ["CPU bridge: " + ", ".join(runner["parts"])]
-
-
-def test_torchvision_imports_after_install(runner: dict[str, Any]) -> None:
-    """With or without a need to declare schemas."""
-    assert runner["torchvision"]
-
-
-def test_front_end_is_spared(runner: dict[str, Any]) -> None:
-    """Install neither imports the worker, which replaces functions of torch, nor forces V2."""
+    assert runner["torchvision"], "it imports, with or without a need to declare schemas"
     assert not runner["worker_imported"]
     assert runner["forced_by_us"] is None
     assert runner["next_power_of_2"] == [1, 8, 32]
@@ -61,6 +54,8 @@ def test_bridged_model_takes_v2_by_itself(runner: dict[str, Any]) -> None:
     assert runner["bridged_None"] is True
     assert "V1 does not support: diffusion models" in runner["bridged_0"]
     assert runner["bridged_1"] is True
+    # Only the Triton part of vLLM's check is passed over.
+    assert "does not yet support: pipeline parallelism" in runner["unsupported"]
 
 
 def test_ordinary_model_is_as_without_us(runner: dict[str, Any]) -> None:
@@ -73,18 +68,12 @@ def test_ordinary_model_is_as_without_us(runner: dict[str, Any]) -> None:
     assert runner["no_model"] is False
 
 
-def test_unsupported_features_are_still_refused(runner: dict[str, Any]) -> None:
-    """Only the Triton part of vLLM's check is passed over."""
-    assert "does not yet support: pipeline parallelism" in runner["unsupported"]
-
-
-def test_kernels_are_swapped_in_the_worker(tmp_path: Path) -> None:
+def test_kernels_are_swapped_in_the_worker(runner: dict[str, Any]) -> None:
     """In `init_device`, once; and the runner's module imports afterwards."""
-    seen = play("worker", tmp_path)
-    assert seen["before"] == 0
-    assert seen["after"] == sum(map(len, STAND_INS.values()))
-    assert "AttributeError" in seen["stopped"]
-    assert seen["same"] and seen["runner_imports"]
+    assert runner["before"] == 0
+    assert runner["after"] == sum(map(len, STAND_INS.values()))
+    assert "AttributeError" in runner["stopped"]
+    assert runner["same"] and runner["runner_imports"]
 
 
 @pytest.mark.long
@@ -101,25 +90,11 @@ def test_the_platform_leaves_ordinary_models_alone(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_on_another_platform(tmp_path: Path) -> None:
-    """No part, and no replaced function."""
+    """`from vllm import LLM` works with the start-up hook; no part, and no replaced function."""
     seen = play("elsewhere", tmp_path)
+    assert seen.pop("llm") == "LLM"
     assert seen.pop("parts") == []
     assert not any(seen.values()), seen
-
-
-def test_real_triton_keeps_the_bridge_away(tmp_path: Path) -> None:
-    """With a working Triton only torchvision may need help."""
-    pytest.importorskip("triton")
-    env = INTERPRETER["interpreter_env"](tmp_path / "backend")
-    seen = play("real_triton", tmp_path, env)
-    assert seen["choice"] is False
-    assert set(seen["parts"]) <= {"torchvision-schemas"}
-
-
-def test_hook_comes_before_transformers(tmp_path: Path) -> None:
-    """`from vllm import LLM` works in a fresh process that has only the start-up hook."""
-    seen = play("early", tmp_path)
-    assert seen == {"llm": "LLM", "hook": True}
 
 
 # A diffusion model has a sampler of its own, which counts what it rejects.

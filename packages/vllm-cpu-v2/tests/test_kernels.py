@@ -59,8 +59,13 @@ def test_stand_in_equals_kernel(report: dict[str, Any], name: str) -> None:
 
 def test_report_is_complete_and_poisoned(report: dict[str, Any]) -> None:
     """Every stand-in has a case, and outputs allocated by vLLM's wrappers began as NaN."""
-    assert report.keys() == {*CASES, "poison"}
+    assert report.keys() == {*CASES, "poison", "bridge"}
     assert report["poison"]
+
+
+def test_real_triton_keeps_the_bridge_away(report: dict[str, Any]) -> None:
+    """With a working Triton only torchvision may need help."""
+    assert set(report["bridge"]) <= {"torchvision-schemas"}
 
 
 # ------------------------------------------------------------ beyond the kernels

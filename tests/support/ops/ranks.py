@@ -1,28 +1,35 @@
-"""Collectives for tests in which threads stand for the ranks of a model."""
+"""Threads that stand for the ranks of a model, for tests of a head that is spread over them."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
+from vllm_dllm.ops.statistics.head import Shard
 
-class ThreadCollectives:
-    """Collectives between the threads of a pool, one for each rank.
+Result = TypeVar("Result")
 
-    The workers of the pool must be as many as the ranks: worker n is rank n.
-    """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks, self.barrier = ranks, threading.Barrier(ranks, timeout=60)
-        self.parts: dict[int, torch.Tensor] = {}
+def on_ranks(
+    ranks: int, vocabulary: int, width: int, rank: Callable[[Shard], Result]
+) -> list[Result]:
+    """What a function of a rank's shard, of `width` ids, returns on each of the ranks."""
+    barrier = threading.Barrier(ranks, timeout=60)
+    parts: dict[int, torch.Tensor] = {}
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        me = int(threading.current_thread().name.rsplit("_", 1)[1])
-        self.barrier.wait()
-        self.parts[me] = part
-        self.barrier.wait()
-        return torch.stack([self.parts[n] for n in range(self.ranks)])
+    def run(me: int) -> Result:
+        def gather(part: torch.Tensor) -> torch.Tensor:
+            barrier.wait()
+            parts[me] = part
+            barrier.wait()
+            return torch.stack([parts[n] for n in range(ranks)])
 
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        return self.gather(part).sum(0)
+        first, end = me * width, min((me + 1) * width, vocabulary)
+        return rank(Shard(first, end, width, gather, lambda part: gather(part).sum(0)))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(run, range(ranks)))

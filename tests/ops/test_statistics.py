@@ -1,0 +1,265 @@
+"""Row statistics against float64, over whole rows and over tiles of the vocabulary."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.ops.chi_square import follows
+from tests.support.ops.ranks import on_ranks
+from tests.support.ops.statistics_cases import case, check_against_float64
+from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.groups import GROUP
+from vllm_dllm.ops.statistics.head import Head, Shard
+from vllm_dllm.ops.statistics.ranked import RankedTokens, ranked_tokens
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, row_statistics
+from vllm_dllm.ops.statistics.sampled import (
+    drawn_logprob,
+    drawn_weight,
+    sampled_statistics,
+    with_drawn,
+)
+from vllm_dllm.ops.statistics.tiled import TILE_COPIES, average, tile_shape, tiled_statistics
+
+FORBIDDEN = 3
+
+
+def random(*shape: int, seed: int, spread: float) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+# ------------------------------------------------------------------ whole rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [2, 31, 4097])
+def test_rows_against_float64(dtype: torch.dtype, vocabulary: int) -> None:
+    """Budget: float32's own error on the same softmax, times four for the summation order."""
+    logits = random(40, vocabulary, seed=vocabulary, spread=4).to(dtype)
+    forbidden, before = vocabulary // 2, logits.clone()
+    found = row_statistics(logits, forbidden)
+    assert torch.equal(logits, before), "the caller's logits were changed"
+    exact = logits.double().softmax(-1)
+    budget = 4 * (logits.float().softmax(-1).double() - exact).abs().max() + 1e-12
+    exact[:, forbidden] = -1  # never chosen, but the others' probabilities are the model's own
+    assert torch.equal(found.token, exact.argmax(-1))
+    assert found.probability.dtype == torch.float32
+    assert (found.probability.double() - exact.amax(-1)).abs().max() <= budget
+
+
+@pytest.mark.parametrize(
+    ("logits", "forbidden", "token", "probability"),
+    [
+        ([[0.0] * 7] * 2, 0, [1, 1], [1 / 7, 1 / 7]),  # ties go to the lowest id
+        ([[0.0] * 7] * 2, 6, [0, 0], [1 / 7, 1 / 7]),
+        ([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]], 2, [0, 0], [1.0, 1 / 3]),
+    ],
+)
+def test_ties_and_extremes(
+    logits: list[list[float]], forbidden: int, token: list[int], probability: list[float]
+) -> None:
+    found = row_statistics(torch.tensor(logits), forbidden)
+    assert found.token.tolist() == token
+    torch.testing.assert_close(found.probability, torch.tensor(probability))
+
+
+def test_entropy_is_that_of_the_softmax() -> None:
+    """Against float64; rows with excluded tokens and a certain row among them."""
+    logits = random(5, 40, seed=2, spread=4)
+    logits[1, ::2] = -torch.inf
+    logits[2] = torch.where(torch.arange(40) == 7, 0.0, -torch.inf)
+    got = row_statistics(logits.clone(), FORBIDDEN, entropy=True)
+    assert isinstance(got, EntropyStatistics)
+    p, eager = logits.double().softmax(-1), logits.softmax(-1)
+    exact = -torch.xlogy(p, p).sum(-1)
+    budget = 2 * (-torch.xlogy(eager, eager).sum(-1) - exact).abs().max() + 1e-6
+    assert (got.entropy - exact).abs().max() <= budget
+    plain = row_statistics(logits.clone(), FORBIDDEN)
+    assert torch.equal(got.token, plain.token)
+    assert torch.equal(got.probability, plain.probability)
+
+
+# ---------------------------------------------------------------- drawn tokens
+
+
+def test_a_drawn_token_is_as_sure_as_it_is_likely() -> None:
+    """min(probability of the argmax, weight of the draw relative to it), by hand."""
+    logits = torch.tensor([[2.0, 2.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 9.0, 0.0]])
+    temperature = torch.tensor([1.0, 0.5, 0.0, 1.0])
+    greedy = row_statistics(logits.clone(), forbidden=2)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    drawn = torch.tensor([1, 1, 1, 1])
+    got = with_drawn(greedy, drawn_weight(greedy, scaled, drawn), temperature > 0, drawn)
+    p = logits.softmax(-1)
+    assert got.token.tolist() == [1, 1, 0, 1]
+    wanted = [p[0, 0], torch.tensor(1.0).neg().mul(2).exp(), p[2, 0], p[3, 1]]
+    torch.testing.assert_close(got.probability, torch.stack(wanted))
+
+
+def test_a_drawn_token_s_own_probability() -> None:
+    """At temperature 1, whatever it was drawn at; other rows are as sure as without this."""
+    logits = random(6, 30, seed=4, spread=3)
+    temperature = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0, 0.7])
+    drawn = torch.tensor([3, 8, 1, 9, 20, 2])
+    own_at = temperature * torch.tensor([1, 1, 1, 1, 0, 0])
+    greedy = row_statistics(logits.clone(), forbidden=29)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    weight = drawn_weight(greedy, scaled, drawn)
+    got = with_drawn(greedy, weight, temperature > 0, drawn, own_at)
+    plain = with_drawn(greedy, weight, temperature > 0, drawn)
+    p = logits.softmax(-1).gather(1, drawn[:, None])[:, 0]
+    torch.testing.assert_close(got.probability, torch.tensor([*p[:3], *plain.probability[3:]]))
+    assert torch.equal(got.token, plain.token)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 3.0, 0.0])
+def test_the_logprob_of_a_drawn_token_is_that_at_temperature_1(temperature: float) -> None:
+    """Against float64. Budget: roundings of 2^-24, of results and of exponents."""
+    logits = random(400, 300, seed=5, spread=4)
+    scaled = logits / (temperature or 1.0)
+    scaled[:, 299] = -torch.inf
+    drawn = scaled.double().softmax(-1).multinomial(1, generator=torch.Generator().manual_seed(6))
+    greedy = row_statistics(logits.clone(), forbidden=299)
+    weight = drawn_weight(greedy, scaled, drawn[:, 0])
+    found = drawn_logprob(greedy, weight, torch.full((400,), temperature))
+    reported = drawn if temperature else greedy.token[:, None]
+    exact = logits.double().log_softmax(-1).gather(1, reported)[:, 0]
+    largest = logits.abs().amax(1).double()
+    assert ((found - exact).abs() <= 2**-24 * (8 + 8 * largest)).all()
+
+
+# --------------------------------------------------------- the likeliest tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ranked_tokens_equal_a_sort(dtype: torch.dtype) -> None:
+    """Of few values, so that ties are common; the forbidden token, though likely, has no share."""
+    g = torch.Generator().manual_seed(1)
+    logits = (torch.randint(8, (50, 40), generator=g) / 2).to(dtype)
+    logits[:, FORBIDDEN] = 60.0
+    found = ranked_tokens(logits.clone(), FORBIDDEN, 6)
+    allowed = logits.float().index_fill(1, torch.tensor([FORBIDDEN]), -torch.inf)
+    order = allowed.sort(dim=1, descending=True, stable=True).indices[:, :6]
+    assert torch.equal(found.tokens, order)
+    assert torch.allclose(found.probability, allowed.softmax(1).gather(1, order))
+
+
+def test_ranked_tokens_are_joined_and_taken() -> None:
+    parts = [RankedTokens(torch.arange(4).view(2, 2) + n, torch.ones(2, 2)) for n in (0, 4)]
+    both = RankedTokens.join(parts).view(2, 2)
+    assert both.tokens.shape == both.probability.shape == (2, 2, 2)
+    assert both.take(torch.tensor([1])).tokens.tolist() == [[[4, 5], [6, 7]]]
+
+
+# ----------------------------------------------------------------------- tiles
+
+
+def tiled(c: dict[str, torch.Tensor], ids: int, rows: int = 24) -> tuple:
+    """The tiled function with tiles of exactly `ids` tokens, on rows that index the logits."""
+    index = torch.arange(len(c["logits"]))[:, None]
+    head = Head(
+        logits=lambda hidden, first, end: c["logits"][hidden[:, 0], first:end],
+        vocabulary=c["logits"].shape[1],
+        embedding=c["embedding"],
+    )
+    budget = 4 * TILE_COPIES * rows * ids
+    assert tile_shape(rows, head.vocabulary, budget) == (rows, min(ids, head.vocabulary))
+    return tiled_statistics(index, head, c["temperature"], c["keys"], budget)
+
+
+# One id; less than a group; whole groups; ragged ones in one tile and in many.
+@pytest.mark.parametrize("vocabulary", [1, 7, 128, 1000])
+@pytest.mark.parametrize("ids", [GROUP, 3 * GROUP, 32 * GROUP])
+def test_tiles_equal_whole_rows(vocabulary: int, ids: int) -> None:
+    c = case(vocabulary, seed=ids)
+    want, distribution = sampled_statistics(c["logits"], c["temperature"], c["keys"])
+    check_against_float64(c, *tiled(c, ids), want, distribution)
+
+
+def test_rows_are_split_too() -> None:
+    """More rows than a chunk holds: the same numbers as one by one."""
+    hidden, weight = random(5000, 4, seed=3, spread=1), random(9, 4, seed=4, spread=1)
+    head = Head(lambda h, a, b: h @ weight[a:b].T, 9, weight)
+    temperature, keys = torch.full((5000,), 0.7), row_keys(torch.arange(5000))
+    many, soft = tiled_statistics(hidden, head, temperature, keys, 1 << 20)
+    one, soft_one = tiled_statistics(hidden[4999:], head, temperature[4999:], keys[4999:], 1 << 20)
+    assert many.sample.shape == (5000,)
+    assert many.sample[4999] == one.sample[0]
+    torch.testing.assert_close(soft[4999], soft_one[0])
+
+
+def test_samples_follow_the_distribution() -> None:
+    """Also across groups: the two stages together must give the softmax."""
+    rows, vocabulary = 20_000, 3 * GROUP + 10
+    logits = random(1, vocabulary, seed=1, spread=2)
+    head = Head(lambda hidden, first, end: logits[:, first:end].repeat(len(hidden), 1), vocabulary)
+    warmth, keys = torch.full((rows,), 0.8), row_keys(torch.arange(rows), 9)
+    statistics, soft = tiled_statistics(torch.zeros(rows, 1), head, warmth, keys, 1 << 20)
+    assert soft is None
+    assert follows(statistics.sample, (logits[0] / 0.8).softmax(-1))
+
+
+def test_a_tile_keeps_to_its_budget() -> None:
+    for rows in (1, 32, 8192):
+        for budget in (1 << 16, 1 << 25):
+            used_rows, ids = tile_shape(rows, 262_144, budget)
+            assert ids % GROUP == 0
+            least = 4 * TILE_COPIES * used_rows * GROUP
+            assert 4 * TILE_COPIES * used_rows * ids <= max(budget, least)
+
+
+# ----------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize(("vocabulary", "ranks"), [(40, 2), (3 * GROUP + 10, 2), (1000, 3)])
+def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
+    """Shards of whole groups draw the same; a rank may be left with padding alone."""
+    c = case(vocabulary)
+
+    def rank(shard: Shard) -> tuple:
+        head = Head(
+            logits=lambda hidden, a, b: c["logits"][hidden[:, 0], a:b],
+            vocabulary=vocabulary,
+            embedding=c["embedding"][shard.first : shard.end],
+            shard=shard,
+        )
+        index = torch.arange(len(c["logits"]))[:, None]
+        found = tiled_statistics(index, head, c["temperature"], c["keys"], 1 << 16)
+        whole = head.whole(index)
+        return *found, whole, average(head, whole.softmax(-1))
+
+    want, soft = tiled(c, 32 * GROUP)
+    width = GROUP * -(-vocabulary // (GROUP * ranks))
+    for got, got_soft, whole, mean in on_ranks(ranks, vocabulary, width, rank):
+        assert torch.equal(got.token, want.token)
+        assert torch.equal(got.sample, want.sample)
+        torch.testing.assert_close(got.entropy, want.entropy, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(got_soft, soft, atol=1e-5, rtol=1e-5)
+        assert torch.equal(whole, c["logits"])
+        plain = c["logits"].softmax(-1) @ c["embedding"]
+        torch.testing.assert_close(mean, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
+    """The last group of one rank and the first of the next must not share their noise."""
+    vocabulary, width, rows = 2 * GROUP + 60, GROUP + 30, 20_000
+    # All that matters lies in those two groups.
+    logits = torch.full((1, vocabulary), -9.0)
+    logits[0, GROUP : width + GROUP] = 0
+    logits[0, width + 5] = 3.0
+
+    def rank(shard: Shard) -> torch.Tensor:
+        head = Head(
+            logits=lambda hidden, a, b: logits[:, a:b].repeat(len(hidden), 1),
+            vocabulary=vocabulary,
+            shard=shard,
+        )
+        keys, temperature = row_keys(torch.arange(rows), 4), torch.ones(rows)
+        return tiled_statistics(torch.zeros(rows, 1), head, temperature, keys, 1 << 25)[0].sample
+
+    samples, same = on_ranks(2, vocabulary, width, rank)
+    assert torch.equal(samples, same)
+    expected = logits[0].softmax(-1)
+    classes = (torch.arange(vocabulary) >= width).long() + (expected > expected.max() / 2)
+    merged = torch.zeros(3).index_add_(0, classes, expected)
+    assert follows(classes[samples], merged)
