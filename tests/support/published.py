@@ -18,7 +18,6 @@ from compressed_tensors.compressors.base import BaseCompressor
 
 from examples.quantize.files import FAMILIES, scheme_named, write_config
 from tests.support.checkpoints import TINY_GEMMA
-from vllm_dllm.checkpoints.quantized import stored_as
 from vllm_dllm.checkpoints.verify import Stored
 
 LLADA2 = {
@@ -431,22 +430,35 @@ def index(path: Path, which: str, scheme: str | None) -> dict[str, Stored]:
         return {name: Stored(shape) for name, shape in plain.items()}
     chosen = scheme_named(scheme)
     parts = BaseCompressor.get_value_from_registry(chosen.format).compression_param_names(chosen)
-    arguments = {
-        "weights": chosen.weights,
-        "input_activations": chosen.input_activations,
-        "format": chosen.format,
-    }
     tensors: dict[str, Stored] = {}
     for name, shape in one_by_one(plain).items():
         if is_matrix(name, shape):
-            stored = stored_as(shape, arguments)
-            assert stored is not None
+            stored = stored_as(scheme, *shape)
             assert set(stored) == set(parts), name
             module = name.removesuffix(".weight")
             tensors |= {f"{module}.{part}": one for part, one in stored.items()}
         else:
             tensors[name] = Stored(shape)
     return tensors
+
+
+def stored_as(scheme: str, rows: int, size: int) -> dict[str, Stored]:
+    """The tensors of a matrix, as the library compressed-tensors writes them."""
+    if scheme == "w4a16":
+        return {
+            "weight_packed": Stored((rows, size // 8), frozenset({torch.int32})),
+            "weight_scale": Stored((rows, size // 128)),
+            "weight_shape": Stored((2,), frozenset({torch.int64})),
+        }
+    if scheme == "nvfp4":
+        return {
+            "weight_packed": Stored((rows, size // 2), frozenset({torch.uint8})),
+            "weight_scale": Stored((rows, size // 16), frozenset({torch.float8_e4m3fn})),
+            "weight_global_scale": Stored((1,)),
+            "input_global_scale": Stored((1,)),
+        }
+    dtype = {"fp8-dynamic": torch.float8_e4m3fn, "int8": torch.int8}[scheme]
+    return {"weight": Stored((rows, size), frozenset({dtype})), "weight_scale": Stored((rows, 1))}
 
 
 def one_by_one(shapes: Shapes) -> Shapes:

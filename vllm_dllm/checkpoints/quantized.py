@@ -1,7 +1,8 @@
-"""Quantized checkpoints: the names, shapes and schemes that a `quantization_config` implies.
+"""Quantized checkpoints: what vLLM's layers load for each matrix, and what of a file is refused.
 
-This module is loaded for a checkpoint that is quantized, or that has a tensor which an unquantized
-one does not have.
+A linear layer without memory is built for each matrix, so that its tensors are those that vLLM will
+read, by name, shape and dtype, whatever the method. This module is loaded for a checkpoint that is
+quantized, or that has a tensor which an unquantized one does not have.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from vllm_dllm.checkpoints.authors_tensors import one_by_one
 from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored
@@ -35,24 +39,15 @@ UNREAD = {
 }
 # What a layer calls its matrix.
 MATRICES = ("weight", "weight_packed", "qweight")
-
-
-class Linear(torch.nn.Module):
-    """Stands in for any linear layer where vLLM asks for a layer's class name."""
-
-
-def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
-    """The scheme of a linear layer in a compressed-tensors checkpoint, by vLLM's matching.
-
-    Args:
-        quant_config: vLLM's compressed-tensors configuration, with the model's names mapped.
-        module: the layer's name in vLLM, its projections not fused.
-
-    Returns:
-        `weights`, `input_activations` (`QuantizationArgs` or None) and `format`, or None for a
-        layer that is not quantized.
-    """
-    return quant_config.get_scheme_dict(Linear(), module)
+# Single numbers, which files may store in another integer type than layers.
+NUMBERS = ("weight_shape", "input_zero_point")
+# The attributes of vLLM's configurations that list layers, and whether these are quantized.
+LISTS = {
+    "exclude_modules": False,
+    "modules_to_not_convert": False,
+    "modules_in_block_to_quantize": True,
+}
+_LATER_EXPERT = re.compile(r"\.experts\.(?!0\.)\d+\.")
 
 
 def quantized_tensors(
@@ -60,7 +55,7 @@ def quantized_tensors(
     quant_config: QuantizationConfig,
     is_linear: Callable[[str], bool],
     vllm_name: Callable[[str], str] = lambda name: name,
-) -> dict[str, Stored] | None:
+) -> dict[str, Stored]:
     """Every tensor of a quantized checkpoint, by name; experts are quantized one by one.
 
     Args:
@@ -68,57 +63,23 @@ def quantized_tensors(
         quant_config: the checkpoint's quantization.
         is_linear: see `VerifiedWeights`.
         vllm_name: see `VerifiedWeights`.
-
-    Returns:
-        How they are stored, or None for a layout whose tensors are not known here.
     """
-    if quant_config.get_name() != COMPRESSED:
-        return _of_vllm_layers(plain, quant_config, is_linear, vllm_name)
-
-    def is_quantized(experts: str) -> bool:
-        return scheme_of(quant_config, f"{vllm_name(experts)}.0.gate_proj") is not None
-
-    tensors: dict[str, Stored] = {}
-    groups: dict[int, str] = {}
-    for name, shape in one_by_one(plain, is_quantized).items():
-        module = name.removesuffix(".weight")
-        scheme = None
-        if is_linear(name):
-            scheme = scheme_of(quant_config, vllm_name(name).removesuffix(".weight"))
-        if scheme is None:
-            tensors[name] = Stored(shape)
-            continue
-        if id(scheme) not in groups:
-            groups[id(scheme)] = group_of(quant_config, scheme)
-        stored = stored_as(shape, scheme, groups[id(scheme)])
-        if stored is None:
-            return None
-        tensors |= {f"{module}.{part}": one for part, one in stored.items()}
-    return tensors
-
-
-def _of_vllm_layers(
-    plain: Shapes,
-    quant_config: QuantizationConfig,
-    is_linear: Callable[[str], bool],
-    vllm_name: Callable[[str], str],
-) -> dict[str, Stored]:
-    """The tensors of methods other than compressed-tensors; a layer's experts are all alike."""
-    from vllm_dllm.checkpoints.vllm_layers import parts_of
 
     @functools.cache
-    def parts(module: str, shape: tuple[int, ...]) -> dict[str, Stored] | None:
-        return parts_of(module, shape, quant_config)
+    def parts(module: str, shape: tuple[int, ...]) -> dict[str, Stored]:
+        return _parts_of(module, shape, quant_config)
 
-    def is_quantized(experts: str) -> bool:
-        return parts(f"{vllm_name(experts)}.0.gate_proj", (64, 64)) is not None
+    def chosen(experts: str) -> bool:
+        return is_quantized(quant_config, f"{vllm_name(experts)}.0.gate_proj")
 
     tensors: dict[str, Stored] = {}
-    for name, shape in one_by_one(plain, is_quantized).items():
-        module, found = name.removesuffix(".weight"), None
+    for name, shape in one_by_one(plain, chosen).items():
+        module = name.removesuffix(".weight")
+        found = {"weight": Stored(shape)} if module != name else None
         if is_linear(name):
+            # A layer's experts are all alike.
             first = re.sub(r"\.experts\.\d+\.", ".experts.0.", vllm_name(name))
-            found = parts(first.removesuffix(".weight"), shape)
+            found = parts(first.removesuffix(".weight"), tuple(shape))
         if found is None:
             tensors[name] = Stored(shape)
         else:
@@ -126,58 +87,188 @@ def _of_vllm_layers(
     return tensors
 
 
-def stored_as(
-    shape: tuple[int, ...], scheme: Mapping[str, Any], group: str = ""
-) -> dict[str, Stored] | None:
-    """The tensors that replace a matrix ``[out, in]`` in a checkpoint, by last part of name.
+def is_quantized(quant_config: QuantizationConfig, module: str) -> bool:
+    """Whether vLLM quantizes a linear layer, by its name there, its projections not fused."""
+    method = quant_config.get_quant_method(_layer((64, 64), None), module)
+    return not isinstance(method, UnquantizedLinearMethod)
 
-    The layouts are those of the library compressed-tensors; None for one that is not known here.
-    """
-    out, size = shape
-    weights, inputs = scheme["weights"], scheme["input_activations"]
-    strategy, length = word_of(weights.strategy), weights.group_size
-    groups = -(-size // length) if length and length > 0 else 1
-    scales = {
-        "tensor": (1,),
-        "channel": (out, 1),
-        "group": (out, groups),
-        "tensor_group": (out, groups),
+
+def _parts_of(
+    module: str, shape: tuple[int, ...], quant_config: QuantizationConfig
+) -> dict[str, Stored]:
+    """The tensors of a matrix ``[out, in]`` in a checkpoint, by last part of name."""
+    if not is_quantized(quant_config, module):
+        return {"weight": Stored(shape)}
+    known = True
+    try:
+        layer = _layer(shape, quant_config, module)
+    except ValueError:
+        if ".experts." not in module:
+            raise
+        # Experts have kernels of their own, which take other widths than those of linear layers.
+        layer, known = _layer((1024, 1024), quant_config, module), False
+    group = _group_of(quant_config, module)
+    return {
+        name: Stored(
+            tuple(parameter.shape) if known else None, _dtypes(name, parameter.dtype), group
+        )
+        for name, parameter in layer.named_parameters()
+        if name not in UNREAD and (name != "input_scale" or not _is_weight_only(layer.quant_method))
     }
-    if strategy == "block":
-        rows, columns = weights.block_structure
-        scale: tuple[int, ...] = (-(-out // rows), -(-size // columns))
+
+
+def _layer(
+    shape: tuple[int, ...], quant_config: QuantizationConfig | None, module: str = ""
+) -> ReplicatedLinear:
+    out, size = shape
+    model = get_current_vllm_config().model_config
+    with torch.device("meta"):
+        return ReplicatedLinear(
+            size,
+            out,
+            bias=False,
+            params_dtype=None if model is None else model.dtype,
+            quant_config=quant_config,
+            prefix=module,
+            disable_tp=True,
+        )
+
+
+def _dtypes(name: str, loaded: torch.dtype) -> frozenset[torch.dtype]:
+    """The dtypes in a file; vLLM converts numbers of 16 bits and more when it loads them."""
+    if name in NUMBERS:
+        return frozenset({torch.int8, torch.int32, torch.int64})
+    return FLOATS if loaded in FLOATS else frozenset({loaded})
+
+
+def _is_weight_only(method: Any) -> bool:
+    """Whether ModelOpt's method drops the scale of its inputs, which older files have."""
+    spec = getattr(method, "spec", None)
+    return spec is not None and spec.activation is None
+
+
+def _group_of(quant_config: Any, module: str) -> str:
+    """The part of ``quantization_config`` that says how a layer is quantized, for a message."""
+    if quant_config.get_name() == COMPRESSED:
+        scheme, targets = scheme_of(quant_config, module), quant_config.target_scheme_map
+        for name, group in quant_config.config["config_groups"].items():
+            if any(targets.get(target) is scheme for target in group["targets"]):
+                return f"group {name!r} of quantization_config"
+    return "quantization_config"
+
+
+class Linear(torch.nn.Module):
+    """Stands in for any linear layer where vLLM asks for a layer's class name."""
+
+
+def scheme_of(quant_config: Any, module: str) -> dict[str, Any] | None:
+    """The scheme of a linear layer of compressed-tensors; None if it is not quantized."""
+    return quant_config.get_scheme_dict(Linear(), module)
+
+
+def choose_as_written(
+    quant_config: QuantizationConfig, spellings: Mapping[str, Iterable[str]]
+) -> None:
+    """Make vLLM quantize the layers that a checkpoint's tool has quantized, and in the same way.
+
+    vLLM translates the names that a ``quantization_config`` lists, but not its patterns, which
+    match a checkpoint's names. If several targets match a layer, the library compressed-tensors
+    prefers names to patterns, both in alphabetical order, while vLLM uses the first in the file;
+    and it matches layers that it fuses by the fused layer's name.
+
+    Args:
+        quant_config: changed in place.
+        spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
+
+    Raises:
+        ValueError: layers that vLLM fuses have different schemes.
+    """
+    if quant_config.get_name() == COMPRESSED:
+        _choose_targets(quant_config, spellings)
     else:
-        scale = scales[strategy]
-    layout = scheme["format"]
-    parts: dict[str, tuple[tuple[int, ...], Collection[torch.dtype]]]
-    if layout in ("float-quantized", "int-quantized", "naive-quantized"):
-        parts = {"weight": (shape, [weights.pytorch_dtype()]), "weight_scale": (scale, FLOATS)}
-        if not weights.symmetric:
-            parts["weight_zero_point"] = (scale, [weights.zp_dtype, torch.int8])
-        if inputs is not None and not inputs.dynamic:
-            parts["input_scale"] = ((1,), FLOATS)
-            if not inputs.symmetric:
-                parts["input_zero_point"] = ((1,), [inputs.zp_dtype, torch.int8])
-    elif layout == "pack-quantized" and inputs is None:
-        in_word = 32 // weights.num_bits
-        parts = {
-            "weight_packed": ((out, -(-size // in_word)), [torch.int32]),
-            "weight_scale": (scale, FLOATS),
-            "weight_shape": ((2,), [torch.int32, torch.int64]),
-        }
-        if not weights.symmetric:
-            parts["weight_zero_point"] = ((-(-out // in_word), scale[1]), [torch.int32])
-    elif layout == "nvfp4-pack-quantized":
-        parts = {
-            "weight_packed": ((out, size // 2), [torch.uint8]),
-            "weight_scale": (scale, [weights.scale_dtype or torch.float8_e4m3fn]),
-            "weight_global_scale": ((1,), FLOATS),
-        }
-        if inputs is not None:
-            parts["input_global_scale"] = ((1,), FLOATS)
-    else:
-        return None
-    return {part: Stored(one, frozenset(dtypes), group) for part, (one, dtypes) in parts.items()}
+        _choose_listed(quant_config, spellings)
+
+
+def _choose_targets(config: Any, spellings: Mapping[str, Iterable[str]]) -> None:
+    ignored, targets = config.ignore, dict(config.target_scheme_map)
+    in_order = sorted(targets, key=lambda target: (target.startswith("re:"), target))
+
+    def scheme(names: Sequence[str]) -> dict[str, Any] | None:
+        if any(_matches(entry, name) for entry in ignored for name in names):
+            return None
+        found = (e for e in in_order if any(_matches(e, name) for name in names))
+        target = next(found, None)
+        return scheme_of(config, names[0]) if target is None else targets[target]
+
+    layers: dict[str, dict[str, Any]] = defaultdict(dict)
+    for own, names in spellings.items():
+        layers[_layer_of(own, config.packed_modules_mapping)][own] = scheme([own, *names])
+    exact = {}
+    for layer, parts in layers.items():
+        (first, chosen), *others = parts.items()
+        for own, other in others:
+            if other is not chosen and other != chosen:
+                raise ValueError(
+                    f"{first} and {own} are one layer in vLLM, and quantization_config has "
+                    "different schemes for them; quantize both in the same way"
+                )
+        for name in (layer, *parts):
+            if chosen is not None:
+                exact[name] = chosen
+            elif name not in ignored:
+                ignored.append(name)
+    config.target_scheme_map.clear()
+    config.target_scheme_map.update(
+        {name: it for name, it in exact.items() if not _LATER_EXPERT.search(name)} | targets
+    )
+
+
+def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
+    """The name of the fused layer that vLLM builds from a layer and others."""
+    before, is_expert, _ = name.partition(".experts.")
+    if is_expert:
+        return f"{before}.experts"
+    prefix, _, last = name.rpartition(".")
+    return f"{prefix}.{next((whole for whole, parts in packed.items() if last in parts), last)}"
+
+
+def _matches(entry: str, name: str) -> bool:
+    if entry.startswith("re:"):
+        return re.match(entry[3:], name) is not None
+    return entry == name
+
+
+def _choose_listed(
+    quant_config: QuantizationConfig, spellings: Mapping[str, Iterable[str]]
+) -> None:
+    """`choose_as_written` for methods that list the layers which a scheme leaves out."""
+    listed = next((name for name in LISTS if getattr(quant_config, name, None)), None)
+    if listed is None or getattr(quant_config, "quantized_layers", None):
+        return  # ModelOpt's mixed schemes name each layer
+    entries: list[str] = getattr(quant_config, listed)
+    if listed not in getattr(quant_config, "full_config", {listed}):
+        # vLLM has listed the owners of all tensors that are not quantized, and looks for them in
+        # the names of layers: a scale of a whole decoder layer would leave out everything in it.
+        owners = {own[:dot] for own in spellings for dot in range(len(own)) if own[dot] == "."}
+        entries[:] = [name for name in entries if name not in owners]
+    wanted = LISTS[listed]
+    added = [
+        own
+        for own, names in spellings.items()
+        if not _LATER_EXPERT.search(own)
+        and is_quantized(quant_config, own) != wanted
+        and any(is_quantized(quant_config, name) == wanted for name in names)
+    ]
+    entries.extend(added)
+
+
+def keep_plain_head(head: Any) -> None:
+    """Give a head that is not quantized the method of an unquantized model's.
+
+    Some methods give it that of linear layers, which on a CPU drops the matrix once it is packed.
+    """
+    if isinstance(getattr(head, "quant_method", None), UnquantizedLinearMethod):
+        head.quant_method = UnquantizedEmbeddingMethod()
 
 
 def refuse_dtype(
@@ -191,9 +282,8 @@ def refuse_dtype(
         f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct "
         "quantization_config, or quantize the checkpoint again"
         if group
-        else f"tensor {name!r} is stored as {found}, and no group of a quantization_config in "
-        f"config.json has its layer, so that it should be {right}; add the layer to a group, or "
-        "remove it from what is left out"
+        else f"tensor {name!r} is stored as {found}, and quantization_config in config.json does "
+        f"not have its layer, so that it should be {right}; add the layer there"
     )
 
 
@@ -205,7 +295,7 @@ def word(dtype: torch.dtype) -> str:
 def refuse_left_out(
     name: str, known: str, tensor: torch.Tensor, expected: Mapping[str, Stored]
 ) -> None:
-    """Raise a ValueError for a matrix that was not quantized although a group covers its layer.
+    """Raise a ValueError for a matrix that was not quantized although its layer should be.
 
     For example, tools skip experts that are stored together in one tensor. The head is the other
     way round: it is read as it is, whatever group covers it.
@@ -217,18 +307,17 @@ def refuse_left_out(
             f"tensor {name!r}: a quantized {head} is not supported; quantize the checkpoint again "
             f"with {head!r} in `ignore`"
         )
-    module, entry = known.removesuffix(".weight"), name.removesuffix(".weight")
+    module = known.removesuffix(".weight")
     layer, is_expert, _ = module.partition(".experts.")
     if is_expert:
-        module, entry = f"{layer}.experts.0.gate_proj", r"re:.*\.experts\..*"
+        module = f"{layer}.experts.0.gate_proj"
     parts = (expected.get(f"{module}.{part}") for part in MATRICES)
     group = next((part.group for part in parts if part is not None), "")
-    if is_expert and group.startswith("quantization_config"):
-        entry = f"{layer}.experts*"
     if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
+        entry = f"{layer}.experts" if is_expert else name.removesuffix(".weight")
         raise ValueError(
             f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
-            f"its layer; add {entry!r} to `ignore` of quantization_config in config.json"
+            f"its layer; leave {entry!r} out there (`ignore` in config.json, which takes patterns)"
         )
 
 
@@ -254,7 +343,7 @@ def check_unexpected(
     if part in UNREAD:
         raise ValueError(f"tensor {name!r} is not read by vLLM; {UNREAD[part]}")
     if part == "g_idx" and f"{module}.scales" in expected:
-        groups = expected[f"{module}.scales"].shape[0]
+        groups = (expected[f"{module}.scales"].shape or (1,))[0]
         if torch.equal(tensor.long(), torch.arange(len(tensor)) * groups // len(tensor)):
             return
         raise ValueError(
@@ -276,134 +365,3 @@ def check_unexpected(
     close = difflib.get_close_matches(known, missing, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"not a {architecture} checkpoint: unexpected tensor {name!r}{hint}")
-
-
-def group_of(quant_config: Any, scheme: Mapping[str, Any]) -> str:
-    """Describe the first group of `quantization_config` that has a scheme."""
-    weights, inputs = scheme["weights"], scheme["input_activations"]
-    for name, group in quant_config.config["config_groups"].items():
-        stated = group.get("input_activations")
-        if type(weights).model_validate(group["weights"]) == weights and (
-            (inputs is None and not stated)
-            or (inputs is not None and stated and type(inputs).model_validate(stated) == inputs)
-        ):
-            return f"group {name!r} of quantization_config ({in_words(weights, inputs)})"
-    return f"a group of quantization_config ({in_words(weights, inputs)})"
-
-
-def choose_as_written(
-    quant_config: QuantizationConfig, spellings: Mapping[str, Iterable[str]]
-) -> None:
-    """Make vLLM choose the same scheme for each layer as the library compressed-tensors.
-
-    If several targets match a layer, the library prefers names to patterns, both in alphabetical
-    order, while vLLM uses the first in the file. vLLM translates the names that a
-    `quantization_config` lists, but not its patterns, which match a checkpoint's names. It also
-    matches layers that it fuses by the fused layer's name.
-
-    Args:
-        quant_config: changed in place; for methods other than compressed-tensors see
-            `choose_as_listed`.
-        spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
-
-    Raises:
-        ValueError: layers that vLLM fuses have different schemes.
-    """
-    if quant_config.get_name() != COMPRESSED:
-        from vllm_dllm.checkpoints.vllm_layers import choose_as_listed
-
-        choose_as_listed(quant_config, spellings)
-        return
-    config: Any = quant_config
-    ignored, targets = config.ignore, config.target_scheme_map
-    in_order = sorted(targets, key=lambda target: (target.startswith("re:"), target))
-    own_names = {}
-    one_layer: dict[str, dict[str, Any]] = defaultdict(dict)
-    for own, names in spellings.items():
-        names = tuple(names)
-        if not any(_matches(entry, own) for entry in ignored) and any(
-            _matches(entry, name) for entry in ignored for name in names
-        ):
-            ignored.append(own)
-        chosen = next((e for e in in_order if any(_matches(e, name) for name in names)), None)
-        if chosen != next((e for e in in_order if _matches(e, own)), None) and chosen is not None:
-            own_names[own] = targets[chosen]
-    schemes = own_names | {entry: targets[entry] for entry in in_order}
-    targets.clear()
-    targets.update(schemes)
-    for own in spellings:
-        one_layer[_layer_of(own, config.packed_modules_mapping)][own] = scheme_of(config, own)
-    fused = {}
-    for layer, parts in one_layer.items():
-        (first, scheme), *others = parts.items()
-        for own, other in others:
-            if other is not scheme and other != scheme:
-                raise ValueError(
-                    f"{first} and {own} are one layer in vLLM, and quantization_config has "
-                    f"{_group_or_none(config, scheme)} for one and "
-                    f"{_group_or_none(config, other)} for the other; quantize both in the same way"
-                )
-        is_fused = others and not layer.endswith(".experts")
-        if is_fused and scheme is not None and scheme_of(config, layer) != scheme:
-            fused[layer] = scheme
-    schemes = fused | targets
-    targets.clear()
-    targets.update(schemes)
-
-
-def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
-    """The name of the fused layer that vLLM builds from a layer and others."""
-    before, is_expert, _ = name.partition(".experts.")
-    if is_expert:
-        return f"{before}.experts"
-    prefix, _, last = name.rpartition(".")
-    return f"{prefix}.{next((whole for whole, parts in packed.items() if last in parts), last)}"
-
-
-def _group_or_none(quant_config: Any, scheme: Mapping[str, Any] | None) -> str:
-    return "no group" if scheme is None else group_of(quant_config, scheme)
-
-
-def _matches(entry: str, name: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry[3:], name) is not None
-    return entry == name
-
-
-def word_of(value: Any) -> str:
-    """The value of an enumeration's member, or the string itself."""
-    return str(getattr(value, "value", value))
-
-
-def in_words(weights: Any, inputs: Any) -> str:
-    """A scheme as text: `FP8 weights by channel, dynamic FP8 activations by token`."""
-    text = f"{_kind(weights)} weights by {_by(weights)}"
-    if inputs is None:
-        return f"{text}, activations as they are"
-    when = "dynamic" if inputs.dynamic else "static"
-    return f"{text}, {when} {_kind(inputs)} activations by {_by(inputs)}"
-
-
-def _kind(args: Any) -> str:
-    plain = f"{'FP' if word_of(args.type) == 'float' else 'INT'}{args.num_bits}"
-    if word_of(args.strategy) == "tensor_group":
-        return f"NV{plain}"
-    return plain if args.symmetric else f"asymmetric {plain}"
-
-
-def _by(args: Any) -> str:
-    strategy = word_of(args.strategy)
-    if strategy in ("group", "tensor_group"):
-        return f"group of {args.group_size}"
-    if strategy == "block":
-        return f"block of {args.block_structure[0]}x{args.block_structure[1]}"
-    return strategy
-
-
-def schemes(quant_config: Any) -> list[str]:
-    """The schemes of a compressed-tensors configuration as texts, without duplicates."""
-    texts = (
-        in_words(group["weights"], group["input_activations"])
-        for group in quant_config.target_scheme_map.values()
-    )
-    return list(dict.fromkeys(texts))

@@ -33,12 +33,12 @@ class Stored(NamedTuple):
     """How a checkpoint stores a tensor.
 
     Attributes:
-        shape: its shape.
+        shape: its shape; None if it is not known, and so not checked.
         dtypes: the dtypes it may have.
         group: a description of the part of `quantization_config` that asks for it; "" for none.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtypes: frozenset[torch.dtype] = FLOATS
     group: str = ""
 
@@ -78,7 +78,7 @@ class VerifiedWeights:
             choose_layers(self, vllm_config)
         self.vllm_config = vllm_config
         if vllm_config.quant_config is not None:
-            from vllm_dllm.checkpoints.vllm_layers import keep_plain_head
+            from vllm_dllm.checkpoints.quantized import keep_plain_head
 
             keep_plain_head(getattr(self, "lm_head", None))
 
@@ -97,11 +97,6 @@ class VerifiedWeights:
     def is_linear(name: str) -> bool:
         """Whether a tensor belongs to a layer that vLLM's class can quantize."""
         raise NotImplementedError
-
-    @staticmethod
-    def is_float32(module: str, config: Any) -> bool:
-        """Whether vLLM holds a module in float32 whatever the model's dtype."""
-        return False
 
     @staticmethod
     def one_name(name: str) -> str | None:
@@ -129,7 +124,7 @@ class VerifiedWeights:
             share_tied_matrices(cast(torch.nn.Module, self))
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Pass the tensors on; tensors of an unknown quantization are not checked.
+        """Pass the tensors on, checked.
 
         Args:
             weights: the names in a checkpoint's files, and the tensors.
@@ -142,7 +137,7 @@ class VerifiedWeights:
             return weights
         quant_config, scales = self.vllm_config.quant_config, None
         plain = self.tensor_shapes(self.vllm_config.model_config.hf_config)
-        tensors: dict[str, Stored] | None = {name: Stored(shape) for name, shape in plain.items()}
+        tensors = {name: Stored(shape) for name, shape in plain.items()}
         if quant_config is not None:
             from vllm_dllm.checkpoints.quantized import quantized_tensors
 
@@ -150,8 +145,6 @@ class VerifiedWeights:
             if quant_config.get_name() != ONLINE:
                 with set_current_vllm_config(self.vllm_config):
                     tensors = quantized_tensors(plain, quant_config, self.is_linear, self.vllm_name)
-        if tensors is None:
-            return weights
         return verified(weights, tensors, self.released_as, self.one_name, scales, whole)
 
     def load_weights(self, weights: Weights) -> set[str]:
@@ -231,7 +224,11 @@ def verified(
 
             refuse_dtype(name, known, tensor, expected)
         # A single number may be stored as () or (1,).
-        if tuple(tensor.shape) != shape and not tensor.numel() == math.prod(shape) == 1:
+        if (
+            shape is not None
+            and tuple(tensor.shape) != shape
+            and not tensor.numel() == math.prod(shape) == 1
+        ):
             from vllm_dllm.checkpoints.saved_names import refuse_shape
 
             refuse_shape(name, tensor, shape)

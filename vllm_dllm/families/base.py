@@ -40,6 +40,7 @@ class Family(ABC):
             that an algorithm may verify a canvas with it.
         several_blocks: a canvas may hold several blocks, see `decoding.blocks`. Needs masks,
             `aligned`, and rows that depend on each other by attention alone.
+        one_stage: why the model cannot have pipeline stages; "" if it can.
         excludes: what requests to the model cannot ask for; they are refused by name.
     """
 
@@ -53,6 +54,7 @@ class Family(ABC):
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
     several_blocks: ClassVar[bool] = False
+    one_stage: ClassVar[str] = ""
     excludes: ClassVar[frozenset[Beside]] = frozenset()
 
     def complete(self, model_config: ModelConfig) -> None:

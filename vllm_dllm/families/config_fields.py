@@ -13,7 +13,6 @@ from transformers import GenerationConfig, PretrainedConfig
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
-from vllm_dllm.decoding import Corruption
 from vllm_dllm.ranges import SettingsError, listed, shown
 from vllm_dllm.settings.server import LENGTH, LENGTHS
 
@@ -149,15 +148,12 @@ def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
     return usual
 
 
-def warn_of_ignored_fields(
-    model_config: ModelConfig, ignored: Collection[str], corruption: Corruption
-) -> None:
+def warn_of_ignored_fields(model_config: ModelConfig, ignored: Collection[str]) -> None:
     """Warn about each name that would otherwise be ignored silently.
 
     Args:
         model_config: vLLM's configuration of the model.
         ignored: fields of ``config.json`` with ``--hf-overrides``, see `Fields.ignored`.
-        corruption: see `Family.corruption`.
     """
     overrides = hf_overrides(model_config)
     given = [name for name in ignored if source_of(name, overrides) == "--hf-overrides"]
@@ -170,12 +166,9 @@ def warn_of_ignored_fields(
             *(("is", "it") if len(stated) == 1 else ("are", "them")),
         )
     if given:
-        from vllm_dllm.settings.unknown_names import as_option, meant_by
-
-        meant = meant_by({name: overrides.get(name) for name in given}, corruption)
         logger.warning(
-            "dllm: --hf-overrides: %s %s no effect; %s",
+            "dllm: --hf-overrides: %s %s no effect; remove it (settings of decoding belong in "
+            "--additional-config)",
             listed(given),
             "has" if len(given) == 1 else "have",
-            f"set it with {as_option(meant)}" if meant else "remove it",
         )

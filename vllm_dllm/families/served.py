@@ -23,7 +23,7 @@ from vllm_dllm.settings.resolution import (
     Served,
 )
 from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.startup.checks import check_budget, check_kernels
+from vllm_dllm.startup.checks import check_budget, check_kernels, refuse_unsupported
 from vllm_dllm.startup.commit_choice import choose_commits
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ def configure_engine(
 ) -> Served:
     """Decide how a model is served, once its canvas length is known, and configure vLLM.
 
+    What no diffusion model can be served with is refused.
+
     Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
     step has, and ``model_config.dllm``.
 
@@ -46,9 +48,15 @@ def configure_engine(
         layers: the different shapes of the model's attention layers.
 
     Raises:
-        ValueError: a setting or a field of the checkpoint is unknown or out of range, or cannot
-            work here; the message names it.
+        ValueError: an option, a setting or a field of the checkpoint is unknown or out of range, or
+            cannot work here; the message names it.
     """
+    refuse_unsupported(vllm_config)
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if family.one_stage and stages > 1:
+        raise SettingsError(
+            f"--pipeline-parallel-size {stages}: {family.one_stage}; use --tensor-parallel-size"
+        )
     scheduler, diffusion = vllm_config.scheduler_config, vllm_config.diffusion_config
     if scheduler.async_scheduling is None and current_platform.is_cpu():
         # A step in flight hides the host's work, but on the CPU the host does all the work.

@@ -187,14 +187,6 @@ def cannot_be_spread(vllm_config: VllmConfig) -> bool:
     )
 
 
-def check_quantization(vllm_config: VllmConfig) -> None:
-    """Check the quantization of a checkpoint that has one; see `startup.quantization`."""
-    if vllm_config.model_config.quantization is not None:
-        from vllm_dllm.startup import quantization
-
-        quantization.check(vllm_config)
-
-
 def check_budget(vllm_config: VllmConfig, length: int) -> None:
     """Check that a step can hold one whole canvas of `length` tokens.
 

@@ -211,17 +211,3 @@ def test_a_missing_scale_is_named(case: str, tmp_path: Path) -> None:
     named = re.escape(part.replace("decoder.", ""))
     with pytest.raises((ValueError, RuntimeError), match=named), engine(path, BLOCK, **HALF):
         pass
-
-
-@pytest.mark.long
-def test_a_scheme_without_kernels_is_refused_by_name(tmp_path: Path) -> None:
-    from examples.quantize.files import quantize_checkpoint, scheme_named
-    from tests.support.quantized import TINY
-
-    path = tmp_path / "tiny-llada2-gptq-8"
-    quantize_checkpoint(TINY / "tiny-llada2", path, [scheme_named("w8a16", 32)], None, "gptq")
-    with (
-        pytest.raises((ValueError, RuntimeError), match="'GPTQ, 8 bits in groups of 32' has no"),
-        engine(path, BLOCK, **HALF),
-    ):
-        pass

@@ -21,7 +21,7 @@ from vllm_dllm.families.config_fields import (
 from vllm_dllm.families.served import configure_engine
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.server import LENGTHS
-from vllm_dllm.startup.checks import log_choice, refuse_unsupported
+from vllm_dllm.startup.checks import log_choice
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -86,10 +86,9 @@ class BlockCausalFamily(Family):
         if vllm_config.diffusion_config is None:
             vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
         vllm_config.diffusion_config.canvas_length = length
-        refuse_unsupported(vllm_config)
         if self.fields is not None:
             ignored = self.fields.ignored(stated_fields(model), hf_overrides(model))
-            warn_of_ignored_fields(model, ignored, self.corruption)
+            warn_of_ignored_fields(model, ignored)
         if self.aligned:
             align_context(model, length)
         served = configure_engine(vllm_config, self, [LayerShape(model.get_head_size())])

@@ -28,7 +28,7 @@ from vllm_dllm.settings.resolution import (
     Served,
 )
 from vllm_dllm.settings.server import DllmSettings, native_gemma
-from vllm_dllm.startup.checks import check_quantization, log_choice, refuse_unsupported
+from vllm_dllm.startup.checks import log_choice
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -54,22 +54,18 @@ class DiffusionGemma(Family):
     aligned: ClassVar[bool] = False
     commits_in_place: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = True
+    one_stage: ClassVar[str] = (
+        "vLLM's DiffusionGemma has no stages, and the first would need what the last one predicted"
+    )
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
         if native_gemma():
             self._configure_native(vllm_config)
             return
-        refuse_unsupported(vllm_config)
         model = vllm_config.model_config
         ignored = ignored_fields(stated_fields(model), hf_overrides(model))
-        warn_of_ignored_fields(model, ignored, self.corruption)
-        check_quantization(vllm_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise SettingsError(
-                "--pipeline-parallel-size: vLLM's DiffusionGemma has no pipeline stages, and the "
-                "first would need what the last one predicted; use --tensor-parallel-size"
-            )
+        warn_of_ignored_fields(model, ignored)
         seats = vllm_config.scheduler_config.max_num_seqs
         chosen = vllm_config.attention_config.backend
         _configure_as_vllm(vllm_config)

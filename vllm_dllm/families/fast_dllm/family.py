@@ -8,8 +8,6 @@ from vllm_dllm.decoding.base import Beside
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields
 from vllm_dllm.families.fast_dllm.hf_config import FastDLLMConfig
-from vllm_dllm.ranges import SettingsError
-from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,6 +31,7 @@ class FastDLLM(BlockCausalFamily):
     architecture: ClassVar[str] = "Fast_dLLM_QwenForCausalLM"
     algorithm: ClassVar[str] = "SubBlocks"
     shifted: ClassVar[bool] = True
+    one_stage: ClassVar[str] = "it is not supported for Fast-dLLM v2"
     # What these change or report would not hold for the boundary token, which no step decides.
     excludes: ClassVar[frozenset[Beside]] = frozenset(
         {"constraints", "logprobs", "traces", "row_options"}
@@ -43,13 +42,6 @@ class FastDLLM(BlockCausalFamily):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
-        check_quantization(vllm_config)
-        stages = vllm_config.parallel_config.pipeline_parallel_size
-        if stages > 1:
-            raise SettingsError(
-                f"--pipeline-parallel-size {stages}: not supported for {type(self).__name__}; use "
-                "--tensor-parallel-size"
-            )
         super().configure(vllm_config)
         # Qwen2.5's generation config has a penalty, which the authors' `generate` does not apply.
         override = vllm_config.model_config.override_generation_config

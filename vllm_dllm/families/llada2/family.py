@@ -8,7 +8,6 @@ from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields, hf_overrides
 from vllm_dllm.families.llada2.hf_config import FIELDS, contradictions
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +22,6 @@ class LLaDA2(BlockCausalFamily):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
-        check_quantization(vllm_config)
         model = vllm_config.model_config
         # Checkpoints state a window that their model never applies; vLLM would apply it.
         model.hf_config.sliding_window = vllm_config.cache_config.sliding_window = None

@@ -46,11 +46,6 @@ class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
         """See `VerifiedWeights.is_linear`: not the router or head."""
         return name.endswith(("_proj.weight", ".query_key_value.weight", ".dense.weight"))
 
-    @staticmethod
-    def is_float32(module: str, config: Any) -> bool:
-        """See `VerifiedWeights.is_float32`: the router, unless the checkpoint says otherwise."""
-        return module.endswith(".mlp.gate") and config.router_dtype == "fp32"
-
     @classmethod
     def tensor_shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
         """Every tensor of an unquantized checkpoint, by the authors' names."""

@@ -8,11 +8,9 @@ from vllm_dllm.decoding.base import Beside
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields
 from vllm_dllm.families.nemotron_labs_diffusion.hf_config import FIELDS
-from vllm_dllm.ranges import SettingsError
-from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.attention.metadata import AttentionRule
@@ -28,6 +26,10 @@ class NemotronLabsDiffusion(BlockCausalFamily):
     aligned: ClassVar[bool] = False
     commits_in_place: ClassVar[bool] = False
     verifies: ClassVar[bool] = True
+    one_stage: ClassVar[str] = (
+        "only the last stage would know whether a canvas is denoised or committed, which are read "
+        "with different masks"
+    )
     # A canvas that has been output in part would not end with the context, see `anchored`.
     excludes: ClassVar[frozenset[Beside]] = frozenset({"canvas_options"})
     fields: ClassVar[Fields] = FIELDS
@@ -36,17 +38,6 @@ class NemotronLabsDiffusion(BlockCausalFamily):
     def complete(self, model_config: ModelConfig) -> None:
         """See `Family.complete`; ``--hf-overrides`` may have changed what follows from others."""
         model_config.hf_config.complete()
-
-    def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`."""
-        check_quantization(vllm_config)
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise SettingsError(
-                "--pipeline-parallel-size: only the last stage of Nemotron-Labs-Diffusion would "
-                "know whether a canvas is denoised or committed, which are read with different "
-                "masks; use --tensor-parallel-size"
-            )
-        super().configure(vllm_config)
 
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
         """See `Family.attention`."""

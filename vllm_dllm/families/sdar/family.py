@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields, stated_fields
 from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
-from vllm_dllm.startup.checks import check_quantization
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,7 +46,6 @@ class SDAR(BlockCausalFamily):
 
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`."""
-        check_quantization(vllm_config)
         model = vllm_config.model_config
         named = length_of_name(model.model)
         if named is not None and not {"block_size", "canvas_length"} & stated_fields(model).keys():

@@ -8,17 +8,13 @@ ByteDance-Seed/Stable-DiffCoder-8B-Instruct.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from transformers import LlamaConfig
 
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields
 from vllm_dllm.settings.server import LENGTHS
-from vllm_dllm.startup.checks import check_quantization
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 FIELDS = Fields(
     LlamaConfig,
@@ -44,8 +40,3 @@ class StableDiffCoder(BlockCausalFamily):
     block_length: ClassVar[int] = 4
     mask_spellings: ClassVar[tuple[str, ...]] = ("<[MASK_TOKEN]>",)
     usual_mask_token: ClassVar[int] = 5
-
-    def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`."""
-        check_quantization(vllm_config)
-        super().configure(vllm_config)
