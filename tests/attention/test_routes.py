@@ -32,7 +32,6 @@ from vllm_dllm.attention.routes import (
         ("SM90", LLADA2, "fp8", ("TRITON_ATTN", None, "virtual sequences", 32)),
         ("SM90", LLADA2, "fp8_e5m2", ("TRITON_ATTN", None, "virtual sequences", 32)),
         ("SM100", LLADA2, "auto", ("FLASH_ATTN", 4, "virtual sequences", 128)),
-        ("SM100", LLADA2, "fp8", ("FLASH_ATTN", 4, "virtual sequences", 128)),
         ("SM120", LLADA2, "auto", ("FLASH_ATTN", 2, "virtual sequences", 32)),
         ("SM120", LLADA2, "fp8", ("TRITON_ATTN", None, "virtual sequences", 32)),
         ("ROCm", LLADA2, "auto", ("TRITON_ATTN", None, "virtual sequences", 32)),
@@ -62,20 +61,7 @@ def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[obj
             "SM90",
             LLADA2,
             Options("FLASHINFER"),
-            "backend FLASHINFER: .*max_num_seqs.*FLASH_ATTN or",
-        ),
-        (
-            "SM90",
-            GEMMA,
-            Options("FLASHINFER"),
-            "FLASHINFER: .*differently.*FLASH_ATTN or TRITON",
-        ),
-        ("SM90", LLADA2, Options("FLEX_ATTENTION"), "FLEX_ATTENTION: .*not been tried"),
-        (
-            "SM90",
-            GEMMA,
-            Options("TRITON_FLASH_ATTN"),
-            "TRITON_FLASH_ATTN: .*not been tried",
+            "backend FLASHINFER: .*not been tried.*FLASH_ATTN or",
         ),
         (
             "SM80",
@@ -87,7 +73,7 @@ def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[obj
             "SM100",
             GEMMA,
             Options("FLASH_ATTN"),
-            "on SM90, not on SM100; choose TRITON_ATTN",
+            "FlashAttention 4 has no causal flag .* on SM100; .*choose TRITON_ATTN",
         ),
         ("SM90", GEMMA_REFERENCE, Options("FLASH_ATTN"), "no left edge.*choose CUSTOM"),
         (
@@ -100,15 +86,14 @@ def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[obj
             "SM80",
             LLADA2,
             Options(None, "fp8"),
-            "--kv-cache-dtype fp8: .*SM89.*kv-cache-dtype auto",
+            "no attention backend on SM80 .*kv-cache-dtype.*SM89",
         ),
         (
             "SM80",
             LLADA2,
             Options("TRITON_ATTN", "fp8"),
-            "TRITON_ATTN: .*--kv-cache-dtype auto",
+            "TRITON_ATTN: .*--kv-cache-dtype.*no other backend",
         ),
-        ("SM90", LLADA2, Options(None, "nvfp4"), "--kv-cache-dtype nvfp4: "),
         ("SM90", LLADA2, Options(page_size=48), "block_size=48 .*multiple of 32"),
         (
             "CPU",
@@ -149,7 +134,7 @@ def test_a_canvas_longer_than_its_window_is_wrong_on_triton() -> None:
 
 def test_without_flash_attention_4_hopper_has_another_route() -> None:
     hopper = cuda(9, 0, 2, 3)
-    route = choose_route(hopper, LLADA2, Options(kv_cache_dtype="fp8"))
+    route = choose_route(hopper, LLADA2, Options())
     assert route.backend == "TRITON_ATTN" and "FlashAttention 3 keeps one entry" in route.reason
     assert choose_route(hopper, GEMMA, Options()).backend == "TRITON_ATTN"
 
@@ -157,8 +142,8 @@ def test_without_flash_attention_4_hopper_has_another_route() -> None:
 def test_the_log_line() -> None:
     route = choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8"))
     assert str(route) == (
-        "TRITON_ATTN, virtual sequences, KV pages of 32 tokens: FLASH_ATTN: FlashAttention 4 has "
-        "no float8 KV cache for heads of 128 on SM90"
+        "TRITON_ATTN, virtual sequences, KV pages of 32 tokens: FLASH_ATTN: it has no float8 KV "
+        "cache for every head size (--kv-cache-dtype)"
     )
 
 
@@ -166,10 +151,7 @@ BACKENDS = (
     *(None, "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "CUSTOM", "CPU_ATTN"),
     *("FLEX_ATTENTION", "ROCM_ATTN", "TRITON_FLASH_ATTN", "CUSTOM of somebody.else"),
 )
-KV_CACHE_DTYPES = (
-    *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
-    *("int8_per_token_head", "nvfp4"),
-)
+KV_CACHE_DTYPES = (*("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),)
 asked_for = st.builds(
     Options,
     backend=st.sampled_from(BACKENDS),
@@ -203,16 +185,12 @@ attention = st.builds(
     layers=layers.map(lambda layer: (replace(layer, window=None),)),
     dtype=st.sampled_from(("bfloat16", "float16", "float32")),
 )
-OPTIONS = (
-    *("--attention-backend ", "--kv-cache-dtype ", "dllm.window="),
-    *("--block-size ", "block_size=", "--dtype ", "--model: "),
-)
+REFUSALS = ("--attention-backend ", "block_size=", "no attention backend on ")
 
 
 def impossible(device: Device, model: ModelAttention, asked: Options, route: Route) -> list[str]:
     """What of a route cannot work, said anew and not with the rules that chose it."""
     reference = model.window == "reference" and any(layer.window for layer in model.layers)
-    heads = {layer.head_size for layer in model.layers}
     version, float8 = route.flash_version, asked.kv_cache_dtype.startswith("fp8")
     flash = route.backend == "FLASH_ATTN"
     cuda_below_89 = device.platform == "cpu" or (device.capability or (9, 9)) < (8, 9)
@@ -227,8 +205,6 @@ def impossible(device: Device, model: ModelAttention, asked: Options, route: Rou
         "no FlashAttention": flash and version not in device.flash_versions,
         "FlashAttention elsewhere": flash and device.platform != "cuda",
         "float32 FlashAttention": flash and model.dtype == "float32",
-        "long heads": flash and max(heads) > (512 if version == 4 else 256),
-        "short heads": not flash and min(heads) < 32,
         "version": flash
         and not model.block_causal
         and (version, (device.capability or (0,))[0]) != (4, 9),
@@ -253,7 +229,7 @@ def test_a_route_that_works_or_a_refusal_by_name(
     try:
         route = choose_route(device, model, asked)
     except RouteError as refusal:
-        assert str(refusal).startswith(OPTIONS)
+        assert str(refusal).startswith(REFUSALS)
         return
     assert impossible(device, model, asked, route) == []
     # Options for by name, the same route is not refused.

@@ -10,9 +10,8 @@ KV cache. There are four methods:
   again as a separate sequence (DiffusionGemma's reference window on the CPU).
 
 There are no fallbacks. `choose_route` returns a route in which every part works, or refuses what
-the user asked for by the name of the option. `obstacle` says what a backend cannot do: vLLM's own
-rules (``validate_configuration``, ``get_flash_attn_version``), and what these methods require in
-addition. Those of other backends than the CPU's are in `obstacles`.
+the user asked for. `obstacle` says what a backend cannot do; what concerns other backends than the
+CPU's is in `obstacles`.
 """
 
 from __future__ import annotations
@@ -160,8 +159,7 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
     if backend == "FLASH_ATTN":
         from vllm_dllm.attention.obstacles import flash_version
 
-        versions = (flash_version(device, layer.head_size, asked) for layer in model.layers)
-        version = min(version for version in versions if version is not None)
+        version = flash_version(device, asked)
     return Route(
         backend=backend,
         flash_version=version,
@@ -228,6 +226,6 @@ def page_size(
     if device.platform != "cpu":
         from vllm_dllm.attention.obstacles import usual_page
 
-        usual, unit = usual_page(device, model, asked, version)
+        usual = unit = usual_page(version)
     unit = math.lcm(model.canvas_length, unit)
     return unit * math.ceil(usual / unit)
