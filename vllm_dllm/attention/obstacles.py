@@ -1,4 +1,4 @@
-"""What attention backends cannot do, other than the CPU's own.
+"""The limits of attention backends, other than the CPU's own.
 
 These rules decide which backend a server gets that asks for none, and keep masks away from backends
 that would compute them wrongly. Whatever else a backend lacks, vLLM refuses by the option's name.

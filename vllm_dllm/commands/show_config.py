@@ -1,4 +1,4 @@
-"""``vllm-dllm show-config``: how a server would decode a model, and what its weights take."""
+"""``vllm-dllm show-config``: how a server would decode a model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from vllm_dllm.settings.resolution import Served
-
-# The server's settings other than the algorithm's, in the order in which they are printed.
-SHOWN = (
-    *("execution", "eos_early_stop", "skip_last_commit", "fused_commit"),
-    *("window", "kernels", "request_step_limit", "constraint_depth", "constraint_tokens"),
-    "threshold_under_load",
-    *("blocks", "blocks_open_at"),
-)
-
-CHECKPOINT_FILES = "the checkpoint's files; of all ranks together"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Explain the settings that a server would have; plugins must be loaded already.
+    """What a server would have; plugins must be loaded already.
 
     Args:
         arguments: as for `run`.
@@ -78,22 +68,7 @@ def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
         raise ValueError(f"{parsed.model} is not a model of this package")
     section = config.additional_config.get(SETTINGS_KEY) or {}
     source = length_source(config, args.diffusion_config)
-    return [*explained(config.model_config.dllm, source, section), *memory(config)]
-
-
-def memory(vllm_config: VllmConfig) -> list[tuple[str, str, str]]:
-    """Estimate the memory of the weights on a GPU and on a CPU, as (name, value, source)."""
-    from vllm.model_executor.model_loader.utils import get_model_cls
-
-    from vllm_dllm.checkpoints.memory import weight_bytes
-
-    found = weight_bytes(vllm_config, get_model_cls(vllm_config.model_config))
-    if found is None:
-        return []
-    return [
-        ("weights on a GPU", f"{found.stored / 1e9:.6f} GB", CHECKPOINT_FILES),
-        ("weights on a CPU", f"{found.on_cpu / 1e9:.6f} GB", CHECKPOINT_FILES),
-    ]
+    return explained(config.model_config.dllm, source, section)
 
 
 def explained(
@@ -118,7 +93,10 @@ def explained(
         ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
         ("canvas_length", str(served.length), length_source),
     ]
-    for name in SHOWN:
+    # What has been explained, and the algorithm's settings, are not repeated.
+    for name in vars(settings):
+        if name in ("algorithm", "parameters", "max_steps"):
+            continue
         value = getattr(settings, name)
         shown = DEFAULT if value is None else str(value)
         lines.append((name, shown, DEFAULT if section.get(name) is None else SERVER))

@@ -23,22 +23,16 @@ from vllm_dllm.settings.resolution import (
     named_algorithm,
 )
 from vllm_dllm.settings.server import (
-    BLOCKS,
-    CONSTRAINT_DEPTH,
-    CONSTRAINT_TOKENS,
     LENGTH,
     MAX_CANVAS,
     NAMES,
+    OF_REQUESTS,
     SETTINGS_KEY,
-    STEPS,
     DllmSettings,
 )
 
-# Options that have an effect only in requests with a constraint, as in `DllmSettings`.
-CONSTRAINT_OPTIONS = {
-    "constraint_depth": CONSTRAINT_DEPTH,
-    "constraint_tokens": CONSTRAINT_TOKENS,
-}
+# Options that have an effect only in requests with a constraint.
+CONSTRAINT_OPTIONS = ("constraint_depth", "constraint_tokens")
 # Options of models with uniform noise, see `ResolvedRequest`; `canvas_length` is the width of the
 # request's canvases, at most the served one.
 CANVAS_OPTIONS: Mapping[str, Range | type] = {
@@ -52,11 +46,9 @@ CANVAS_OPTIONS: Mapping[str, Range | type] = {
 # false, or an algorithm's name.
 OPTIONS: Mapping[str, Range | type] = {
     "algorithm": str,
-    "max_steps": STEPS,
-    "blocks": BLOCKS,
     "stream_prefix": bool,
+    **OF_REQUESTS,
     **dict.fromkeys(TRACING_OPTIONS, bool),
-    **CONSTRAINT_OPTIONS,
     **CANVAS_OPTIONS,
 }
 POSITION = Range(whole=True)

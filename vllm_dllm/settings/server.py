@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from vllm_dllm.ranges import MAX_STEPS, Range, SettingsError, nearest, shown
 
@@ -21,26 +22,6 @@ SEPARATE, GRANTED, TWO_BLOCKS = "separate", "granted", "two blocks"
 # The values that YAML reads from on, off, or nothing.
 UNQUOTED = ((True, "on"), (False, "off"), (None, "auto"))
 STEPS = Range(least=1, most=MAX_STEPS, whole=True)
-BLOCKS = Range(least=1, most=64, whole=True)
-CONSTRAINT_DEPTH = Range(least=16, most=1024, whole=True)
-CONSTRAINT_TOKENS = Range(least=1, whole=True)
-# What each setting but the algorithm and its own settings may be: a number in a range, one of some
-# words, or true or false.
-VALUES: Mapping[str, Range | tuple[str, ...] | type[bool]] = {
-    "max_steps": STEPS,
-    "blocks": BLOCKS,
-    "blocks_open_at": Range(most=1.0),
-    "execution": ("fdfo", "sync"),
-    "eos_early_stop": bool,
-    "skip_last_commit": bool,
-    "fused_commit": ("auto", "on", "off"),
-    "window": ("symmetric", "reference"),
-    "kernels": ("auto", "torch", "triton"),
-    "request_step_limit": STEPS,
-    "constraint_depth": CONSTRAINT_DEPTH,
-    "constraint_tokens": CONSTRAINT_TOKENS,
-}
-NAMES = frozenset({"algorithm", "threshold_under_load", *VALUES})
 # The keys of `ThresholdUnderLoad`, as users write them.
 UNDER_LOAD = {
     "from": Range(most=1.0),
@@ -100,61 +81,74 @@ class ThresholdUnderLoad:
         return f"{self.alone:g} to {self.busy:g} at {self.at_requests}"
 
 
+Allowed = Range | tuple[str, ...] | type[bool]
+
+
+def _setting(default: Any, allowed: Allowed, of_requests: bool = False) -> Any:
+    """A field of `DllmSettings`.
+
+    Args:
+        default: the value without the setting.
+        allowed: a range of numbers, some words, or true or false; None is allowed if it is the
+            default.
+        of_requests: whether requests have an option of this name, too.
+    """
+    return field(default=default, metadata={"allowed": allowed, "of_requests": of_requests})
+
+
 @dataclass(frozen=True)
 class DllmSettings:
-    """Server-wide settings (``additional_config["dllm"]``).
+    """Server-wide settings (``additional_config["dllm"]``)."""
 
-    Attributes:
-        algorithm: decoding algorithm, with its preset; None takes the model's own.
-        parameters: the algorithm's settings that were given, by name.
-        max_steps: the most denoise steps that a canvas may take, at least 1. The last of them
-            decides all remaining positions. None takes the checkpoint's number
-            (``max_denoising_steps``) or else the algorithm's.
-        execution: when a finished canvas leaves: ``fdfo`` (first done, first out) at once,
-            ``sync`` when all canvases of the batch are done.
-        eos_early_stop: finish a canvas once everything up to its first end-of-sequence token,
-            or up to the last token that ``max_tokens`` allows, is decided. Changes the number
-            of steps, never the output. None means on for algorithms that never edit.
-        skip_last_commit: emit the last canvas of a request without a forward pass over its final
-            tokens, whose keys and values would never be read. Never changes the output.
-        fused_commit: with ``on`` a finished block leaves at once, and its keys and values are
-            written in passes that denoise the next one. ``auto`` does so where it costs next to
-            nothing. Never changes the output. True, False and None count as ``on``, ``off`` and
-            ``auto``, because YAML turns those words into these values.
-        window: how a canvas sees sliding-window layers (DiffusionGemma).
-        kernels: what computes row statistics: PyTorch's operators, this package's Triton kernels,
-            or (``auto``) the kernels on CUDA where they pass a self-test at start-up, and the
-            operators elsewhere.
-        request_step_limit: the most steps that a request may ask for where the number of a canvas'
-            positions does not bound them (``diffusion_max_post_edit_steps``); None means 4 times
-            the block length.
-        constraint_depth: how deeply calls of a constraint's rules may nest, and so how deeply the
-            offered texts nest. None means `CompileLimits.calls`.
-        constraint_tokens: the most tokens of a constrained output whose request sets no
-            ``max_tokens``, but at least as many as the shortest output takes.
-        threshold_under_load: the threshold of requests that set none, or None if it is constant.
-            Written as a mapping of `UNDER_LOAD`.
-        blocks: how many consecutive blocks a canvas holds, of which unfinished ones are denoised
-            together, see `decoding.blocks`.
-        blocks_open_at: the share of a block that is decided when the next one opens. None means
-            `decoding.blocks.ADD_BLOCK`.
-    """
-
+    # The decoding algorithm, with its preset; None takes the model's own.
     algorithm: str | None = None
+    # The algorithm's settings that were given, by name.
     parameters: Mapping[str, float] = field(default_factory=dict)
-    max_steps: int | None = None
-    execution: str = "fdfo"
-    eos_early_stop: bool | None = None
-    skip_last_commit: bool = True
-    fused_commit: str = "auto"
-    window: str = "symmetric"
-    kernels: str = "auto"
-    request_step_limit: int | None = None
-    constraint_depth: int | None = None
-    constraint_tokens: int = 2048
+    # The most denoise steps that a canvas may take. The last of them decides all remaining
+    # positions. None takes the checkpoint's number (``max_denoising_steps``) or else the
+    # algorithm's.
+    max_steps: int | None = _setting(None, STEPS, of_requests=True)
+    # When a finished canvas leaves: ``fdfo`` (first done, first out) at once, ``sync`` when all
+    # canvases of the batch are done.
+    execution: str = _setting("fdfo", ("fdfo", "sync"))
+    # Finish a canvas once everything up to its first end-of-sequence token, or up to the last token
+    # that ``max_tokens`` allows, is decided. Changes the number of steps, never the output. None
+    # means on for algorithms that never edit.
+    eos_early_stop: bool | None = _setting(None, bool)
+    # Emit the last canvas of a request without a forward pass over its final tokens, whose keys and
+    # values would never be read. Never changes the output.
+    skip_last_commit: bool = _setting(True, bool)
+    # With ``on`` a finished block leaves at once, and its keys and values are written in passes
+    # that denoise the next one. ``auto`` does so where it costs next to nothing. Never changes the
+    # output. True, False and None count as ``on``, ``off`` and ``auto``, because YAML turns those
+    # words into these values.
+    fused_commit: str = _setting("auto", ("auto", "on", "off"))
+    # How a canvas sees sliding-window layers (DiffusionGemma).
+    window: str = _setting("symmetric", ("symmetric", "reference"))
+    # What computes row statistics: PyTorch's operators, this package's Triton kernels, or
+    # (``auto``) the kernels on CUDA where they pass a self-test at start-up, and the operators
+    # elsewhere.
+    kernels: str = _setting("auto", ("auto", "torch", "triton"))
+    # The most steps that a request may ask for where the number of a canvas' positions does not
+    # bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
+    request_step_limit: int | None = _setting(None, STEPS)
+    # How deeply calls of a constraint's rules may nest, and so how deeply the offered texts nest.
+    # None means `CompileLimits.calls`.
+    constraint_depth: int | None = _setting(
+        None, Range(least=16, most=1024, whole=True), of_requests=True
+    )
+    # The most tokens of a constrained output whose request sets no ``max_tokens``, but at least as
+    # many as the shortest output takes.
+    constraint_tokens: int = _setting(2048, Range(least=1, whole=True), of_requests=True)
+    # The threshold of requests that set none, or None if it is constant. Written as a mapping of
+    # `UNDER_LOAD`.
     threshold_under_load: ThresholdUnderLoad | None = None
-    blocks: int = 1
-    blocks_open_at: float | None = None
+    # How many consecutive blocks a canvas holds, of which unfinished ones are denoised together,
+    # see `decoding.blocks`.
+    blocks: int = _setting(1, Range(least=1, most=64, whole=True), of_requests=True)
+    # The share of a block that is decided when the next one opens. None means
+    # `decoding.blocks.ADD_BLOCK`.
+    blocks_open_at: float | None = _setting(None, Range(most=1.0))
 
     def __post_init__(self) -> None:
         given: object = self.fused_commit
@@ -169,10 +163,10 @@ class DllmSettings:
         load: object = self.threshold_under_load
         if load is not None and not isinstance(load, ThresholdUnderLoad):
             object.__setattr__(self, "threshold_under_load", ThresholdUnderLoad.parse(load))
-        for name, allowed in VALUES.items():
-            value, default = getattr(self, name), getattr(type(self), name)
-            if value is not None or default is not None:
-                _check(f"dllm.{name}", value, allowed)
+        for one in fields(self):
+            value, allowed = getattr(self, one.name), one.metadata.get("allowed")
+            if allowed is not None and (value is not None or one.default is not None):
+                _check(f"dllm.{one.name}", value, allowed)
         if self.blocks_open_at is not None and self.blocks == 1:
             raise SettingsError(
                 "dllm.blocks_open_at has no effect with one block at a time; remove it, or set "
@@ -180,8 +174,17 @@ class DllmSettings:
             )
 
 
-def _check(name: str, value: object, allowed: Range | tuple[str, ...] | type[bool]) -> None:
-    """Raise `SettingsError` unless the setting `name` takes the value, see `VALUES`."""
+NAMES = frozenset(one.name for one in fields(DllmSettings)) - {"parameters"}
+# The settings that requests have as options, too.
+OF_REQUESTS: Mapping[str, Range] = {
+    one.name: one.metadata["allowed"]
+    for one in fields(DllmSettings)
+    if one.metadata.get("of_requests")
+}
+
+
+def _check(name: str, value: object, allowed: Allowed) -> None:
+    """Raise `SettingsError` unless the setting `name` takes the value."""
     if isinstance(allowed, Range):
         allowed.check(name, value)
     elif isinstance(allowed, tuple):
