@@ -25,7 +25,8 @@ from vllm_dllm.checkpoints.quantized import (
     quantized_tensors,
     scheme_of,
 )
-from vllm_dllm.checkpoints.verify import FLOATS, verified
+from vllm_dllm.checkpoints.stored import FLOATS
+from vllm_dllm.checkpoints.verify import verified
 from vllm_dllm.families.diffusion_gemma.model import DiffusionGemmaForBlockDiffusion
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}

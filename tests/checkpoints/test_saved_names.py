@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.checkpoints.verify import Stored, verified
+from vllm_dllm.checkpoints.stored import Stored
+from vllm_dllm.checkpoints.verify import verified
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 EXPECTED = {NAME: Stored((4, 3)), "lm_head.weight": Stored((5, 3))}

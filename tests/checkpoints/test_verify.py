@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_dllm.checkpoints.verify import HEAD, KV_SCALES, Stored, verified
+from vllm_dllm.checkpoints.stored import Stored
+from vllm_dllm.checkpoints.verify import HEAD, KV_SCALES, verified
 
 BODY = {"model.norm.weight": Stored((4,))}
 FILE = {"model.norm.weight": torch.ones(4), HEAD: torch.ones(8, 4)}

@@ -18,7 +18,7 @@ from compressed_tensors.compressors.base import BaseCompressor
 
 from examples.quantize.files import FAMILIES, scheme_named, write_config
 from tests.support.checkpoints import TINY_GEMMA
-from vllm_dllm.checkpoints.verify import Stored
+from vllm_dllm.checkpoints.stored import Stored
 
 LLADA2 = {
     "llada2-mini": (20, 2048, 5120, 512, 16),

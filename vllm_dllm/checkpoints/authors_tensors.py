@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm_dllm.checkpoints.verify import Shapes
+from vllm_dllm.checkpoints.stored import Shapes
 
 
 def shapes_of(authors: Callable[[Any], torch.nn.Module], config: Any) -> dict[str, tuple[int, ...]]:

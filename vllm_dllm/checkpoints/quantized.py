@@ -20,7 +20,7 @@ from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinea
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from vllm_dllm.checkpoints.authors_tensors import one_by_one
-from vllm_dllm.checkpoints.verify import FLOATS, Shapes, Stored
+from vllm_dllm.checkpoints.stored import FLOATS, Shapes, Stored
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm_dllm.checkpoints.verify import Weights
+    from vllm_dllm.checkpoints.stored import Weights
 
 # Kernels that read experts as the checkpoint stores them, and the one that `vllm_cpu_v2` unpacks.
 _KNOWN_EXPERTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -13,34 +13,19 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from vllm_dllm.checkpoints.stored import Shapes, Stored, Weights
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # A model that ties its head to the embedding may have this tensor in its file too; it is ignored.
 HEAD = "lm_head.weight"
-Shapes = Mapping[str, tuple[int, ...]]
-Weights = Iterable[tuple[str, torch.Tensor]]
-FLOATS = frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float64})
 # vLLM's name of the method that quantizes a checkpoint while loading it (`--quantization fp8`).
 ONLINE = "online"
 # Scales of a quantized KV cache; vLLM knows several names for each and reads them itself.
 KV_SCALES = re.compile(r"\.[qkv](_proj)?[._](output_)?(scale|zero_point)$")
 
 logger = init_logger("vllm.dllm")
-
-
-class Stored(NamedTuple):
-    """How a checkpoint stores a tensor.
-
-    Attributes:
-        shape: its shape; None if it is not known, and so not checked.
-        dtypes: the dtypes it may have.
-        group: a description of the part of `quantization_config` that asks for it; "" for none.
-    """
-
-    shape: tuple[int, ...] | None
-    dtypes: frozenset[torch.dtype] = FLOATS
-    group: str = ""
 
 
 class VerifiedWeights:

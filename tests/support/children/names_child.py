@@ -22,7 +22,7 @@ from tests.support import engine  # noqa: F401  sets the environment before vLLM
 from tests.support.held_bytes import model_bytes
 from tests.support.published import checkpoint, index
 from vllm_dllm.checkpoints import verify
-from vllm_dllm.checkpoints.verify import FLOATS, Stored
+from vllm_dllm.checkpoints.stored import FLOATS, Stored
 
 
 class Writes(TorchDispatchMode):

@@ -12,7 +12,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm_dllm.families.block_causal.model import TransformersTensors
 
 if TYPE_CHECKING:
-    from vllm_dllm.checkpoints.verify import Weights
+    from vllm_dllm.checkpoints.stored import Weights
 
 # The authors' prefixes of names, and vLLM's.
 RENAMED = {"encoder.": "model.", "diffusion_head.": "lm_head."}
