@@ -30,17 +30,12 @@ class Person(BaseModel):
     age: Annotated[int, Field(ge=0, le=130)]
 
 
-@pytest.fixture(scope="module")
-def server(tool_server: Server) -> Server:
-    return tool_server
+@pytest.fixture
+def url(llada2: Server) -> str:
+    return f"{llada2.url}/v1"
 
 
-@pytest.fixture(scope="module")
-def url(server: Server) -> str:
-    return f"{server.url}/v1"
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
@@ -183,9 +178,9 @@ def test_pydantic_ai(url: str, native: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LangChain", "Pydantic AI"])
-def test_the_page_of_clients(server: Server, name: str) -> None:
+def test_the_page_of_clients(llada2: Server, name: str) -> None:
     """The code of docs/clients.md, which hands on options, too: a misspelt one is refused."""
     block = blocks()[name]
-    check(run_here(block, server.url, "m"))
+    check(run_here(block, llada2.url, "m"))
     with pytest.raises(Exception, match=COMPLAINT):
-        run_here(misspell(block), server.url, "m")
+        run_here(misspell(block), llada2.url, "m")

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import httpx
 import pytest
 from vllm.sampling_params import SamplingParams
 
+from tests.serving.servers.conftest import TOOLS
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
 from tests.support.tiny_llama import write_tiny_llama
@@ -62,7 +63,7 @@ class Endpoint(NamedTuple):
     @property
     def known(self) -> set[str]:
         """The fields of its class, and of parameters within it."""
-        request = getattr(import_module(f"vllm.entrypoints.{self.module}.protocol"), self.name)
+        request = getattr(import_module(f"vllm.entrypoints.{self.module}"), self.name)
         nested = SamplingParams.__struct_fields__ if self.name == "GenerateRequest" else ()
         parameters = {f"sampling_params.{name}" for name in nested if not name.startswith("_")}
         return {*request.model_fields} | parameters
@@ -73,40 +74,60 @@ FIXED = {"temperature": 0, "ignore_eos": True}
 ENDPOINTS = (
     Endpoint(
         "/v1/completions",
-        "openai.completion",
+        "openai.completion.protocol",
         "CompletionRequest",
         {"prompt": "copy ab", "max_tokens": 4, **FIXED},
     ),
     Endpoint(
         "/v1/chat/completions",
-        "openai.chat_completion",
+        "openai.chat_completion.protocol",
         "ChatCompletionRequest",
         {"messages": USER, "max_tokens": 4, **FIXED},
     ),
     Endpoint(
         "/v1/chat/completions/batch",
-        "openai.chat_completion",
+        "openai.chat_completion.protocol",
         "BatchChatCompletionRequest",
         {"messages": [USER, USER], "max_tokens": 4, "temperature": 0},
     ),
     Endpoint(
         "/v1/responses",
-        "openai.responses",
+        "openai.responses.protocol",
         "ResponsesRequest",
         {"input": "copy ab", "max_output_tokens": 4, **FIXED},
     ),
     Endpoint(
         "/v1/messages",
-        "anthropic",
+        "anthropic.protocol",
         "AnthropicMessagesRequest",
         {"messages": USER, "max_tokens": 4, "temperature": 0},
     ),
     Endpoint(
         "/inference/v1/generate",
-        "scale_out.token_in_token_out",
+        "scale_out.token_in_token_out.protocol",
         "GenerateRequest",
         {"token_ids": [99, 111], "sampling_params": {"max_tokens": 4, **FIXED}},
     ),
+    Endpoint(
+        "/generative_scoring",
+        "generate.generative_scoring.serving",
+        "GenerativeScoringRequest",
+        {"query": "copy ab", "items": ["a", "b"], "label_token_ids": [97, 98]},
+    ),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        "anthropic.protocol",
+        "AnthropicCountTokensRequest",
+        {"messages": USER},
+    ),
+    Endpoint(
+        "/tokenize",
+        "serve.tokenize.protocol",
+        "TokenizeCompletionRequest",
+        {"prompt": "copy ab"},
+    ),
+    Endpoint("/tokenize", "serve.tokenize.protocol", "TokenizeChatRequest", {"messages": USER}),
+    Endpoint("/detokenize", "serve.tokenize.protocol", "DetokenizeRequest", {"tokens": [97, 98]}),
 )
 
 # Values for each field, wherever it belongs.
@@ -114,6 +135,7 @@ VALUES: Mapping[str, list[Any]] = {
     "add_generation_prompt": [True, False],
     "add_special_tokens": [True],
     "allowed_token_ids": [[97, 98]],
+    "apply_softmax": [True, False],
     "background": [False],
     "bad_words": [["a"], ["copy ab"]],
     "best_of": [1],
@@ -139,8 +161,11 @@ VALUES: Mapping[str, list[Any]] = {
     "include_stop_str_in_output": [True],
     "input": [[{"role": "user", "content": [{"type": "input_text", "text": "copy ab"}]}]],
     "instructions": ["Be brief."],
+    "item_first": [True],
+    "items": [["a"], [[97], [98, 99]]],
     "joint": [True],
     "kv_transfer_params": [{"a": 1}],
+    "label_token_ids": [[97], [10**6]],
     "length_penalty": [1.5],
     "logit_bias": [{"97": 5.0}],
     "logprob_token_ids": [[97, 98]],
@@ -150,7 +175,7 @@ VALUES: Mapping[str, list[Any]] = {
     "max_tokens": [3],
     "max_tool_calls": [2],
     "media_io_kwargs": [{"image": {}}],
-    "messages": [USER, PREFILLED],
+    "messages": [USER, PREFILLED, []],
     "metadata": [{"user_id": "u"}],
     "min_p": [0.1],
     "min_tokens": [2],
@@ -176,6 +201,7 @@ VALUES: Mapping[str, list[Any]] = {
     "prompt_logprob_start": [1],
     "prompt_logprob_token_ids": [[[97]]],
     "prompt_logprobs": [0, 1],
+    "query": ["copy", [99, 111]],
     "reasoning": [{"effort": "low", "summary": "auto"}],
     "reasoning_effort": ["low"],
     "reasoning_ended": [True],
@@ -188,6 +214,7 @@ VALUES: Mapping[str, list[Any]] = {
     "return_prompt_text": [True],
     "return_token_ids": [True],
     "return_token_offsets": [True],
+    "return_token_strs": [True],
     "return_tokens_as_token_ids": [True],
     "return_weight_versions": [True],
     "routed_experts_prompt_start": [0],
@@ -219,6 +246,7 @@ VALUES: Mapping[str, list[Any]] = {
     ],
     "thinking_token_budget": [5],
     "token_ids": [[99, 111, 112]],
+    "tokens": [[99, 111], [], [10**6]],
     "token_offsets": [None],
     "tool_choice": ["none"],
     "tools": [[TOOL]],
@@ -277,6 +305,20 @@ _ONE: Mapping[str, list[Fields]] = {
             | {"max_output_tokens": 64}
             for choice in ("required", {"type": "function", "name": "f"}, ALLOWED)
         ),
+    ],
+}
+# The endpoints that only render take requests of the classes above.
+_RENDERED: Mapping[str, list[Fields]] = {
+    "/v1/completions/render": [{"prompt": "copy ab"}, {"prompt": ["a", "b"]}, {"prompt": [[99]]}],
+    "/v1/chat/completions/render": [
+        {"messages": USER},
+        {"messages": USER, "tools": [TOOL], "tool_choice": "auto"},
+        {"messages": []},
+    ],
+    "/v1/responses/render": [{"input": "copy ab"}, {"input": USER, "instructions": "Be brief."}],
+    "/v1/messages/render": [
+        {"messages": USER, "max_tokens": 4, "system": "Be brief."},
+        {"messages": [], "max_tokens": 4},
     ],
 }
 _ANSWER = {"stream": True, "stream_options": {"include_usage": True}}
@@ -517,7 +559,7 @@ def form(value: Any, counts: bool, key: str = "") -> Any:
 
 
 def ask(server: Server, path: str, body: Fields) -> Reply:
-    response = httpx.post(f"{server.url}{path}", json={"model": "m"} | body, timeout=60)
+    response = server.post(path, **body)
     if response.headers["content-type"].startswith("text/event-stream"):
         assert '"error"' not in response.text, response.text
         return Reply(response.status_code, "stream")
@@ -529,25 +571,36 @@ def ask(server: Server, path: str, body: Fields) -> Reply:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A causal model without this package, and LLaDA2 with it: one tokenizer, one template."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A causal model without this package: the tokenizer and the template of tiny LLaDA2."""
     path = tmp_path_factory.mktemp("plain")
     write_tiny_llama(path, 272, 512, eos_token_id=257)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY_LLADA2 / name, path)
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out")
-    with (
-        Server(path, *flags, log=path / "plain.log", env={"VLLM_PLUGINS": ""}) as plain,
-        Server(TINY_LLADA2, *flags, log=path / "ours.log") as ours,
-    ):
-        yield plain, ours
+    flags = (*TOOLS, "hermes", "--enable-scale-out")
+    with Server(path, *flags, log=path / "log", env={"VLLM_PLUGINS": ""}) as running:
+        yield running
 
 
-def compared(
-    pair: tuple[Server, Server], path: str, where: str, body: Fields, given: Fields
-) -> Row:
-    plain, ours = (ask(server, path, body | given) for server in pair)
-    return Row(where, given, plain, ours)
+@pytest.fixture
+def pair(plain: Server, llada2: Server) -> tuple[Server, Server]:
+    return plain, llada2
+
+
+# What is sent: the path, its name in the table, the whole request, and the part that is looked at.
+Probe = tuple[str, str, Fields, Fields]
+
+
+def compared(pair: tuple[Server, Server], sent: Iterable[Probe]) -> list[Row]:
+    """Ask both servers, several requests at a time: no answer depends on who else is served."""
+
+    def one(probe: Probe) -> Row:
+        path, where, body, given = probe
+        plain, ours = (ask(server, path, body) for server in pair)
+        return Row(where, given, plain, ours)
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(one, sent))
 
 
 def probes(endpoint: Endpoint) -> Iterator[tuple[str, Fields]]:
@@ -565,11 +618,13 @@ def test_each_field_of_each_request(pair: tuple[Server, Server]) -> None:
     for endpoint in ENDPOINTS:
         new = {field.rpartition(".")[2] for field in endpoint.known} - VALUES.keys()
         assert not new, f"{endpoint.name} has fields that are not compared: {new}"
-    rows = [
-        compared(pair, endpoint.path, f"{endpoint.name}.{field}", endpoint.body, given)
+    sent = [
+        (endpoint.path, f"{endpoint.name}.{field}", endpoint.body | given, given)
         for endpoint in ENDPOINTS
         for field, given in probes(endpoint)
     ]
+    sent += [(path, path, body, body) for path, bodies in _RENDERED.items() for body in bodies]
+    rows = compared(pair, sent)
     print("\n| field | given | plain vLLM | ours | why they differ |\n|---|---|---|---|---|")
     print(*rows, sep="\n")
     differing = [row for row in rows if not row.alike]
@@ -581,26 +636,30 @@ def test_each_field_of_each_request(pair: tuple[Server, Server]) -> None:
             assert row.where.rpartition(".")[2] in row.ours.error, str(row)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.name)
-def test_fields_of_other_endpoints(pair: tuple[Server, Server], endpoint: Endpoint) -> None:
+def test_fields_of_other_endpoints(pair: tuple[Server, Server]) -> None:
     """VLLM passes over them, and over those that nobody knows, whatever their values."""
-    known = {*endpoint.known}
-    if endpoint.name == "BatchChatCompletionRequest":  # of which vLLM makes requests of chats
-        known |= next(one for one in ENDPOINTS if one.name == "ChatCompletionRequest").known
-    others = {name: values[0] for name, values in VALUES.items() if name not in known}
-    for refused in ("media_io_kwargs", "mm_processor_kwargs"):  # by vLLM, at every endpoint
-        others.pop(refused, None)
-    others |= {"of_nobody": 1, "guided_regex": "a+", "extra_body": {"top_k": 5}, "trace": {"id": 1}}
-    together = compared(pair, endpoint.path, endpoint.name, endpoint.body, others)
-    assert together.plain.status == 200 and together.alike, str(together)
-    for name in others:
-        given = {name: VALUES.get(name, [others[name]])[-1]}
-        alone = compared(pair, endpoint.path, endpoint.name, endpoint.body, given)
-        assert alone.alike, str(alone)
+    sent = []
+    for endpoint in ENDPOINTS:
+        known = {*endpoint.known}
+        if endpoint.name == "BatchChatCompletionRequest":  # of which vLLM makes requests of chats
+            known |= next(one for one in ENDPOINTS if one.name == "ChatCompletionRequest").known
+        others = {name: values[0] for name, values in VALUES.items() if name not in known}
+        for refused in ("media_io_kwargs", "mm_processor_kwargs"):  # by vLLM, at every endpoint
+            others.pop(refused, None)
+        if endpoint.path == "/tokenize":  # by which vLLM tells its two classes
+            others = {
+                name: one for name, one in others.items() if name not in ("prompt", "messages")
+            }
+        others |= {"of_nobody": 1, "guided_regex": "a+", "extra_body": {"top_k": 5}}
+        others |= {"trace": {"id": 1}}
+        sent.append((endpoint.path, endpoint.name, endpoint.body | others, others))
+    for row in compared(pair, sent):
+        assert row.plain.status == 200 and row.alike, str(row)
 
 
 def test_requests_of_clients(pair: tuple[Server, Server]) -> None:
-    rows = [compared(pair, path, name, {}, body) for name, (path, body) in CLIENTS.items()]
+    sent = [(path, name, body, body) for name, (path, body) in CLIENTS.items()]
+    rows = compared(pair, sent)
     print("", *rows, sep="\n")
     for row in rows:
         assert row.plain.status == row.ours.status == 200, str(row)
