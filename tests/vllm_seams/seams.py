@@ -42,7 +42,7 @@ _RELIABILITY = "tests/serving/reliability"
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "InputProcessor.__init__": (
         f"{_ENGINES}/test_options_in_slots.py",
-        f"{_SERVERS}/test_mistakes.py",
+        f"{_SERVERS}/test_refusals.py",
     ),
     "AsyncLLM.add_request": (
         f"{_SERVERS}/test_structured.py",
@@ -50,7 +50,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "BaseServing._check_model": (f"{_SERVERS}/test_refusals.py",),
     "ParserManager.get_parser": (f"{_SERVERS}/test_agent_streams.py",),
-    "init_exception_handler": (f"{_SERVERS}/test_refused_streams.py",),
+    "init_exception_handler": (f"{_SERVERS}/test_refusals.py",),
     "BeamSearchOfflineMixin.beam_search": (f"{_ENGINES}/test_gemma.py",),
     "OutputProcessor.process_outputs": (f"{_ENGINES}/test_traces.py", f"{_SERVERS}/test_traces.py"),
     "FastIncrementalDetokenizer.__init__": ("tests/vllm_seams/test_detokenizer.py",),
