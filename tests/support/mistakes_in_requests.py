@@ -48,8 +48,6 @@ NAMES = [
     Mistake(EVERY, {"extra_args": {"diffusion_x": 1}}, "extra_args", '{"vllm_xargs": {...}}'),
     Mistake(EVERY, {"dllm": {"threshold": 0.9}}, "dllm", '{"vllm_xargs":'),
     Mistake(EVERY, xargs(execution="sync"), "diffusion_execution", "dllm.execution"),
-    Mistake(EVERY, {"vllm_xargs": [1]}, "vllm_xargs", "a valid dictionary", vllm=True),
-    Mistake(EVERY, {"model": "gpt"}, "`gpt`", "Valid aliases: m", vllm=True),
 ]
 # Algorithms, and settings that belong to others.
 ALGORITHMS = [
@@ -69,8 +67,7 @@ ALGORITHMS = [
         GEMMA,
         xargs(threshold=0.9),
         "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
-        "remove it, because it belongs to Credit, Hierarchical, JointThreshold, LowConfidence and "
-        "LowConfidenceDynamic, for masked models",
+        "remove it, because it belongs to ConfidenceThreshold, Credit, FrechetProfile",
     ),
     Mistake(GEMMA, xargs(treshold=0.9), "'diffusion_treshold': diffusion_threshold", "remove it"),
     Mistake(
@@ -128,28 +125,12 @@ VALUES = [
     Mistake(
         EVERY, xargs(constraint_depth=99), "diffusion_constraint_depth is for requests", "remove it"
     ),
-    Mistake(EVERY, {"max_tokens": 0}, "max_tokens", "must be at least 1", vllm=True),
-    Mistake(EVERY, {"max_tokens": "ten"}, "max_tokens", "should be a valid integer", vllm=True),
-    Mistake(EVERY, {"max_tokens": 10**6}, "max_tokens=1000000", "max_model_len=512", vllm=True),
-    Mistake(EVERY, {"min_tokens": 9}, "min_tokens", "less than or equal to max_tokens", vllm=True),
-    Mistake(EVERY, {"prompt": "sort 61 " * 400}, "input prompt", "reduce the length", vllm=True),
-    Mistake(EVERY, {"prompt": [5, 10**6]}, "1000000", "out of vocabulary", vllm=True),
-    Mistake(EVERY, {"n": 0}, "n must be", "at least 1", vllm=True),
-    Mistake(EVERY, {"seed": 2**63}, "seed", "less than or equal to 9223372036854775807", vllm=True),
     Mistake(
         EVERY,
         {"seed": 2**63 - 1, "n": 2, "temperature": 1},
         "seed plus n - 1",
         "must be at most 2**63 - 1",
     ),
-    Mistake(EVERY, {"temperature": -1}, "temperature", "must be non-negative", vllm=True),
-    Mistake(EVERY, {"top_p": 2}, "top_p", "must be in (0, 1]", vllm=True),
-    Mistake(EVERY, {"logprobs": 100}, "logprobs", "max allowed: 20", vllm=True),
-    Mistake(EVERY, {"logit_bias": {"999999": 1}}, "[999999]", "Vocabulary size: 272", vllm=True),
-    Mistake(EVERY, {"logit_bias": {"a": 1}}, "logit_bias", "integer token IDs", vllm=True),
-    Mistake(EVERY, {"stop_token_ids": [10**7]}, "[10000000]", "Vocabulary size: 272", vllm=True),
-    Mistake(EVERY, {"stop": [""]}, "stop", "cannot contain an empty string", vllm=True),
-    Mistake(EVERY, {"allowed_token_ids": []}, "allowed_token_ids", "empty", vllm=True),
     Mistake(EVERY, {"structured_outputs": {"regex": "(a"}}, "structured_outputs", "missing )"),
 ]
 # What diffusion models do not do.
@@ -159,15 +140,11 @@ UNSUPPORTED = [
     Mistake(EVERY, {"echo": True, "logprobs": 1}, "echo with logprobs is not", "remove it"),
     Mistake(EVERY, {"bad_words": ["sort 61"]}, "bad_words", "only words of one token can"),
     Mistake(EVERY, {"thinking_token_budget": 5}, "thinking_token_budget", "remove it"),
-    Mistake(EVERY, {"suffix": "b"}, "suffix", "only supported for models with FIM", vllm=True),
-    Mistake(EVERY, {"prompt_embeds": "AAAA"}, "prompt_embeds", "enable-prompt-embeds", vllm=True),
 ]
 # In a chat.
 CHATS = [
     Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
     Mistake(EVERY, {"response_format": BAD_FORMAT}, "response_format: ", "missing )"),
-    Mistake(EVERY, {"messages": []}, "empty conversation", "at least one message", vllm=True),
-    Mistake(MASKED, image("data:image/png;base64,AAAA"), "m is", "not a multimodal", vllm=True),
 ]
 COMPLETIONS = [*NAMES, *ALGORITHMS, *VALUES, *UNSUPPORTED]
 

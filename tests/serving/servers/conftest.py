@@ -26,6 +26,24 @@ WATCHED = (
 )
 
 
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that share servers follow each other."""
+    used: dict[Path, set[str]] = {}
+    for item in items:
+        used.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+    places = [number for number, item in enumerate(items) if item.path.parent == HERE]
+    ordered = sorted(
+        (items[number] for number in places),
+        key=lambda item: [name in used[item.path] for name in ("server", "llada2", "watched")],
+    )
+    for number, item in zip(places, ordered, strict=True):
+        items[number] = item
+
+
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     made = Pool(tmp_path_factory.mktemp("servers"))

@@ -103,7 +103,10 @@ FAMILIES = {
 
 
 # DiffusionGemma has test_vendor_recipe.py, and SDAR has test_thoughts.py in the default suite.
-@pytest.fixture(scope="module", params=["llada2", pytest.param("sdar", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module",
+    params=["llada2", *(pytest.param(name, marks=pytest.mark.long) for name in ("sdar", "gemma"))],
+)
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Family, Path]:
@@ -194,12 +197,18 @@ def test_a_stream_is_the_answer(served: tuple[Family, Server], endpoint: str, se
     assert_streams_are_answers(*served, endpoint, seeds)
 
 
-def assert_streams_are_answers(family: Family, server: Server, endpoint: str, seeds: range) -> None:
+def assert_streams_are_answers(
+    family: Family, server: Server, endpoint: str, seeds: range, greedy: bool = False
+) -> None:
+    """Compare both forms of an answer; a greedy one is what the prompt has, whatever the server."""
     different: list[Any] = []
     answers: list[Answer] = []
     for seed in seeds:
         draw = random.Random(f"{endpoint} {seed}")
         asked = options(draw, endpoint, family)
+        if greedy:
+            asked["temperature"] = 0.0
+            asked.pop("n", None)
         prompt = "copy " + family.written(letters(draw, family, asked))
         whole = ask(server, endpoint, prompt, False, **asked)
         streamed = ask(server, endpoint, prompt, True, **asked)

@@ -97,13 +97,6 @@ def test_openai_s_responses_call_tools(client: openai.OpenAI, choice: Any, stric
         person(call.arguments)
 
 
-def test_openai_s_json_object(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="m", messages=ASK, response_format={"type": "json_object"}, max_tokens=BUDGET
-    )
-    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
-
-
 def test_openai_s_grammar(client: openai.OpenAI) -> None:
     grammar = 'start: sum\nsum: sum "+" atom | atom\natom: /[0-9]/ | "(" sum ")"'
     answer = client.chat.completions.create(

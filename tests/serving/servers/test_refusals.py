@@ -6,6 +6,7 @@ DiffusionGemma and SDAR are tried in test_gemma.py and test_thoughts.py, on thei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +135,27 @@ def test_a_last_message_of_the_assistant_is_continued(llada2: Server) -> None:
     body["messages"] = [*USER, {"role": "assistant", "content": [block]}]
     answer = llada2.post(MESSAGES, **body)
     assert answer.status_code == 200, answer.text
+
+
+def test_scores_of_labels_are_of_the_first_pass(llada2: Server) -> None:
+    """`/generative_scoring` of one input has one answer, whatever else the canvas holds."""
+    labels, query, items = [97, 98, 99], [5, 6], [[7, 8, 9], [9, 12]]
+    body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": False}
+    answers = [llada2.post("/generative_scoring", **body).json()["data"] for _ in range(12)]
+    found = {tuple(one["score"] for one in answer) for answer in answers}
+    assert len(found) == 1, found
+    for item, score in zip(items, found.pop(), strict=True):
+        choice = llada2.complete(
+            query + item,
+            8,
+            temperature=0,
+            logprobs=3,
+            logprob_token_ids=labels,
+            vllm_xargs={"diffusion_max_steps": 1},
+            return_tokens_as_token_ids=True,
+        )
+        wanted = math.exp(choice["logprobs"]["top_logprobs"][0][f"token_id:{labels[0]}"])
+        assert score == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("field", ["diffusion_algorithm", "name", "regex"])

@@ -5,7 +5,6 @@ A client that leaves in the middle of a block leaves nothing behind.
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -153,27 +152,6 @@ def test_diffusion_metrics_count(server: Server, golden: oracle.Checkpoint) -> N
 def test_the_dashboard_finds_its_metrics(server: Server, golden: oracle.Checkpoint) -> None:
     server.complete(golden.prompts["p8"].tokens, 16)
     assert missing_metrics(server.url) == []
-
-
-def test_scores_of_labels_are_of_the_first_pass(llada2: Server) -> None:
-    """`/generative_scoring` of one input has one answer, whatever else the canvas holds."""
-    labels, query, items = [97, 98, 99], [5, 6], [[7, 8, 9], [9, 12]]
-    body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": False}
-    answers = [llada2.post("/generative_scoring", **body).json()["data"] for _ in range(12)]
-    found = {tuple(one["score"] for one in answer) for answer in answers}
-    assert len(found) == 1, found
-    for item, score in zip(items, found.pop(), strict=True):
-        choice = llada2.complete(
-            query + item,
-            8,
-            temperature=0,
-            logprobs=3,
-            logprob_token_ids=labels,
-            vllm_xargs={"diffusion_max_steps": 1},
-            return_tokens_as_token_ids=True,
-        )
-        wanted = math.exp(choice["logprobs"]["top_logprobs"][0][f"token_id:{labels[0]}"])
-        assert score == pytest.approx(wanted, rel=1e-3)
 
 
 def test_tools_without_a_parser(server: Server) -> None:

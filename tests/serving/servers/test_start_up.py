@@ -62,7 +62,6 @@ def beside(**keys: Any) -> dict[str, Any]:
 
 
 FUSED = dllm(fused_commit=True)
-CANVAS = {"diffusion_config": {"canvas_length": -4}}
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 FEW_POSITIONS = {"hf_overrides": {"vision_config": {"position_embedding_size": 500}}}
 # Our settings: their names, places and values.
@@ -283,7 +282,6 @@ OPTIONS = [
         "mask_token_id 100000",
         "pass --hf-overrides",
     ),
-    Mistake(EVERY, CANVAS, "canvas_length", "greater than 0", vllm=True),
     Mistake(
         EVERY, {"diffusion_config": {"max_denoising_steps": 0}}, "max_denoising_steps", "at least 1"
     ),
@@ -294,32 +292,7 @@ OPTIONS = [
         "not supported",
     ),
 ]
-# What vLLM refuses by itself, mostly before it knows the model.
-OTHERS = [
-    Mistake(EVERY, {"model": "/nowhere"}, "'/nowhere'", "Repo id must", vllm=True),
-    Mistake(EVERY, {"tokenizer": "/nowhere"}, "'/nowhere'", "Repo id must", vllm=True),
-    Mistake(
-        EVERY,
-        {"hf_overrides": {"architectures": ["LLaDA3"]}},
-        "['LLaDA3']",
-        "Supported architectures",
-        vllm=True,
-    ),
-    Mistake(EVERY, {"quantization": "int3"}, "int3", "Must be one of", vllm=True),
-    Mistake(EVERY, {"dtype": "float64"}, "float64", "should be 'auto', 'half'", vllm=True),
-    Mistake(EVERY, {"max_model_len": 10**9}, "max_model_len", "allow overriding", vllm=True),
-    Mistake(
-        EVERY, {"attention_config": {"backend": "FLASH"}}, "'FLASH'", "Valid options are", vllm=True
-    ),
-    Mistake(
-        EVERY,
-        {"diffusion_config": {"canvas_lenght": 16}},
-        "canvas_lenght",
-        "Unexpected keyword",
-        vllm=True,
-    ),
-]
-MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *REPLICAS, *TRANSFERS, *OTHERS]
+MISTAKES = [*SETTINGS, *ALGORITHMS, *OPTIONS, *REPLICAS, *TRANSFERS]
 
 
 def configured(

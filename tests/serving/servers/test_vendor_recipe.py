@@ -173,7 +173,7 @@ def test_thoughts(served: Served) -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_stream_is_the_answer(served: Served, endpoint: str) -> None:
-    assert_streams_are_answers(served.family, served.server, endpoint, QUICK)
+    assert_streams_are_answers(served.family, served.server, endpoint, QUICK, greedy=True)
 
 
 def test_max_new_tokens(served: Served) -> None:
