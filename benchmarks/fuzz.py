@@ -33,10 +33,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import write  # noqa: E402
 from tests.support.fuzz.bodies import Body  # noqa: E402
 from tests.support.fuzz.client import Reply, session  # noqa: E402
-from tests.support.fuzz.models import MODELS, plain_server  # noqa: E402
+from tests.support.fuzz.models import plain_server  # noqa: E402
 from tests.support.fuzz.rules import VLLMS_OWN, VLLMS_OWN_LATER, Site  # noqa: E402
 from tests.support.fuzz.run import Fuzzer, Report, traced  # noqa: E402
 from tests.support.server import Server  # noqa: E402
+from tests.support.soak.models import MODELS  # noqa: E402
 
 
 def judge(fuzzer: Fuzzer, scratch: Path) -> None:
@@ -83,7 +84,7 @@ def _lives(server: Server) -> bool:
 
 def run(name: str, count: int, seed: int, scratch: Path) -> Report:
     """Fuzz one of `MODELS`."""
-    fuzzer = Fuzzer(MODELS[name], scratch, name)
+    fuzzer = Fuzzer(name, scratch)
     fuzzer.run(count, seed)
     judge(fuzzer, scratch)
     return fuzzer.report

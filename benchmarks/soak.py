@@ -7,8 +7,8 @@
 The requests use every decoding algorithm, greedy and sampled, streamed and whole; some have tools,
 stop strings, priorities, several choices or an adapter. 64 run at a time
 for 40 seats and too few KV pages. One request in ten is left by its client, one in twenty is
-malformed, and one in thirty is read slowly. Other faults are requests that are sent in part,
-garbage, and an engine that stands still for seconds. The code is in `tests/support/soak`.
+malformed, and one in thirty is read slowly. Now and then the engine stands still for seconds. The
+code is in `tests/support/soak`.
 
 Afterwards (`tests/support/soak/rules.py`): every answer is that of the same request alone, nothing
 is held, all seats are free, memory is flat, and the log has no error. If not, the exit status is 1.
@@ -47,7 +47,7 @@ from tests.support.soak.client import (  # noqa: E402
     send_all,
     session,
 )
-from tests.support.soak.faults import GARBAGE, SLOW_READERS, Faults  # noqa: E402
+from tests.support.soak.faults import FROZEN, SLOW_READERS, Faults  # noqa: E402
 from tests.support.soak.models import ENVIRONMENT, MODELS, SEATS, Model, chosen  # noqa: E402
 from tests.support.soak.requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
 from tests.support.soak.rules import (  # noqa: E402
@@ -137,8 +137,7 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
     with Server(model.path, *model.command(log.parent), *flags, log=log, env=ENVIRONMENT) as server:
         report = asyncio.run(soak(server, model, size))
         # Before the end: vLLM, when it is stopped, may log the death of its own engine core.
-        refused = report.counts.get(REFUSED, 0) + report.faults.get(GARBAGE, 0)
-        wrong = log_errors(log.read_text(errors="replace"), refused)
+        wrong = log_errors(log.read_text(errors="replace"), report.counts.get(REFUSED, 0))
     return Report(**{**vars(report), "wrong": [*report.wrong, *wrong]})
 
 
@@ -153,7 +152,7 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
     async with session() as opened:
         client = Client(server.url, opened, answer_seconds=size.patience)
         begin = time.monotonic()
-        faults = Faults(server.url, server.process.pid, size.seed)
+        faults = Faults(server.process.pid, size.seed)
         outcomes, samples = await load(server, client, sendings, size.concurrency, faults)
         seconds = time.monotonic() - begin
         wrong = faults.wrong + unexpected(outcomes)
@@ -173,8 +172,9 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
         except httpx.HTTPError as error:
             wrong.append(f"the server does not answer: {error!r}")
     counts = Counter(outcome.status for outcome in outcomes)
-    faults.made[SLOW_READERS] = sum(o.sending.slow and o.status == COMPLETED for o in outcomes)
-    return Report(dict(counts), seconds, preemptions, dict(faults.made), len(alone), memory, wrong)
+    slow = sum(o.sending.slow and o.status == COMPLETED for o in outcomes)
+    made = {SLOW_READERS: slow, FROZEN: faults.made}
+    return Report(dict(counts), seconds, preemptions, made, len(alone), memory, wrong)
 
 
 async def load(

@@ -1,151 +1,361 @@
-"""Every parser of vLLM makes of deltas of any size what it makes of single tokens."""
+"""Deltas of any size become what vLLM's parsers make of single tokens.
 
+A text is replayed through vLLM's detokenizer and its parsers, without an engine. Each text shows a
+kind of fault that deltas of several tokens have without this package. What single tokens give in
+the format of each parser of vLLM is in docs/upstream/parsers_of_reasoning_and_calls.md.
+"""
+
+# ruff: noqa: RUF001 (the marks of some models have such characters)
 from __future__ import annotations
 
-from itertools import repeat
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
 
 import pytest
-from transformers import ByT5Tokenizer
+from transformers import AutoTokenizer, ByT5Tokenizer
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
-from vllm.entrypoints.openai.responses.streaming_events import split_delta
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponseStreamChoice,
+    ChatCompletionStreamResponse,
+)
+from vllm.entrypoints.openai.responses.streaming_events import (
+    SimpleStreamingEventProcessor,
+    split_delta,
+)
 from vllm.parser import ParserManager
-from vllm.parser.abstract_parser import DelegatingParser
-from vllm.reasoning import ReasoningParserManager
-from vllm.tool_parsers import ToolParserManager
+from vllm.parser.abstract_parser import Parser
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
 
-from tests.support.checkpoints import ROOT
-from tests.support.parser_formats import (
-    FAULTS,
-    IMPOSSIBLE,
-    NOT_TRIED,
-    REASONING,
-    TOOLS,
-    parser_table,
-)
-from tests.support.parser_replay import (
-    NEVER,
-    SIZES,
-    Case,
-    Stop,
-    Subject,
-    added_up,
-    messages,
-    one_by_one,
-    stop_within,
-    streamed,
-    subjects,
-)
+from tests.support.checkpoints import TINY_GEMMA, TINY_SDAR
 from vllm_dllm.frontend.one_token_deltas import joined, one_token_at_a_time, split_open_call_first
+from vllm_dllm.vllm_seams.versions import vllm_version
 
-PAGE = ROOT / "docs" / "agents.md"
-# Which texts the quick form takes: others for each parser, so that each kind is taken often.
-QUICK = {subject: range(3 * number, 3 * number + 3) for number, subject in enumerate(subjects())}
+SIZES = (2, 4, 32, 256)
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTIONS = [
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in "fg"
+]
+THOUGHT = "<think>\nhm é 東\n</think>\n\n"
+HERMES = '<tool_call>\n{"name": "NAME", "arguments": {"city": "São 😀"}}\n</tool_call>\n'
+CITY = "<parameter=city>\nSão 😀\n</parameter>\n"
+CODER = f"<tool_call>\n<function=NAME>\n{CITY}</function>\n</tool_call>"
+GEMMA = '<|tool_call>call:NAME{city:<|"|>São 😀<|"|>}<tool_call|>'
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
+DEEPSEEK_CALL = (
+    f'{DEEPSEEK[2]}function{DEEPSEEK[4]}NAME\n```json\n{{"city": "São 😀"}}\n```{DEEPSEEK[3]}\n'
+)
+LLAMA = '{"name": "f", "parameters": {"city": "São"}}; {"name": "g", "parameters": {"city": "é"}}'
 
 
-def test_every_parser_of_vllm_is_tried_or_named() -> None:
-    names = {*ReasoningParserManager.list_registered(), *ToolParserManager.list_registered()}
-    assert names - {*NOT_TRIED} == {*REASONING, *TOOLS, *IMPOSSIBLE}
-    assert {*FAULTS} <= {(subject.reasoning, subject.tools) for subject in subjects()}
+def calls(form: str, names: str) -> str:
+    return "".join(form.replace("NAME", name) for name in names)
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_cannot_be_tried_cannot_be_used(name: str) -> None:
-    is_reasoning = name in ReasoningParserManager.list_registered()
-    any_other = Subject("qwen3", "hermes")
-    with pytest.raises((ImportError, NotImplementedError)):
-        parser = ParserManager.get_parser(
-            reasoning_parser_name=name if is_reasoning else None,
-            tool_parser_name=None if is_reasoning else name,
-            enable_auto_tools=True,
+@dataclass
+class Answer:
+    """An answer, and the parsers that read it.
+
+    Attributes:
+        reasoning, tools: names of vLLM's parsers.
+        text: of the answer.
+        marks: tokens that the tokenizer has beside its own.
+        stop: strings that end the answer.
+        gemma: whether the tokenizer is Gemma's.
+        options: of the request.
+    """
+
+    reasoning: str | None
+    tools: str | None
+    text: str
+    marks: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    gemma: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        found = AutoTokenizer.from_pretrained(TINY_GEMMA if self.gemma else TINY_SDAR)
+        found.add_tokens([*self.marks])
+        return found
+
+    @cached_property
+    def parser(self) -> type[Parser]:
+        """VLLM's own class, also where a test of this process has wrapped what finds it."""
+        get_parser = ParserManager.get_parser.__func__
+        found = getattr(get_parser, "__wrapped__", get_parser)(
+            ParserManager,
+            tool_parser_name=self.tools,
+            reasoning_parser_name=self.reasoning,
+            enable_auto_tools=self.tools is not None,
+            tokenizer=self.tokenizer,
         )
-        assert parser is not None
-        any_other.made(parser, any_other.request).parse("a", any_other.request, True)
+        assert found is not None
+        return found
+
+    @cached_property
+    def request(self) -> ChatCompletionRequest:
+        """A request as vLLM's handler has it when the answer begins."""
+        request = ChatCompletionRequest(
+            messages=[{"role": "user", "content": "a"}],
+            stream=True,
+            **({"tools": FUNCTIONS, "tool_choice": "auto"} if self.tools else {}),
+            **self.options,
+        )
+        adjusted = self.made(self.parser, request).adjust_request(request)
+        assert isinstance(adjusted, ChatCompletionRequest)
+        return adjusted
+
+    def made(self, parser: type[Parser], request: ChatCompletionRequest) -> Parser:
+        return parser(self.tokenizer, request.tools, chat_template_kwargs={"enable_thinking": True})
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-@pytest.mark.parametrize("subject", subjects(), ids=str)
-def test_deltas_of_any_size(subject: Subject) -> None:
-    """The quick form: a few texts, each in deltas of two sizes, one with a stop string."""
-    parser = one_token_at_a_time(subject.parser)
-    for seed in QUICK[subject]:
-        case = Case(subject, seed)
-        sizes = [(2, 4, 32, 256, 0)[(seed + more) % 5] for more in range(2)]
-        stop = case.random.choice((NEVER, stop_within(case.random, case.text.text)))
-        assert [*case.differences(sizes[:1], Stop(), parser)] == []
-        assert [*case.differences(sizes[1:], stop, parser)] == []
-        streams, unstreamed = case.faults()
-        assert (streams, unstreamed) <= (subject.fault.streamed, subject.fault.unstreamed)
+class Delta(NamedTuple):
+    """What vLLM's serving is given at a time."""
+
+    text: str
+    ids: list[int]
+    finished: bool
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("subject", subjects(), ids=str)
-def test_deltas_of_every_size(subject: Subject) -> None:
-    """The long form: 200 texts for each parser, and 60 where both are used."""
-    parser = one_token_at_a_time(subject.parser)
-    texts = 60 if subject.reasoning and subject.tools else 200
-    cases = [Case(subject, seed) for seed in range(texts)]
-    for case in cases:
-        stop = NEVER if case.seed % 4 == 0 else stop_within(case.random, case.text.text)
-        for stops in (Stop(), stop):
-            assert [*case.differences((*SIZES, 0), stops, parser)] == []
-    faults = [any(found) for found in zip(*(case.faults() for case in cases), strict=True)]
-    assert faults == [subject.fault.streamed, subject.fault.unstreamed], "and say so in FAULTS"
+def streamed(answer: Answer, ids: Sequence[int], size: int, stop: Sequence[str]) -> list[Delta]:
+    """Pass tokens through vLLM's output processor, which makes their text and stops."""
+    params = SamplingParams(
+        stop=[*stop],
+        skip_special_tokens=answer.request.skip_special_tokens is not False,
+        spaces_between_special_tokens=answer.request.spaces_between_special_tokens,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    request = EngineCoreRequest(
+        request_id="0",
+        external_req_id="0",
+        prompt_token_ids=answer.encode("a"),
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    processor = OutputProcessor(answer.tokenizer, log_stats=False)
+    processor.add_request(request, None)
+    found: list[Delta] = []
+    for position in range(0, len(ids), size):
+        reason = FinishReason.LENGTH if position + size >= len(ids) else None
+        output = EngineCoreOutput("0", [*ids[position : position + size]], finish_reason=reason)
+        [result] = processor.process_outputs([output]).request_outputs
+        [part] = result.outputs
+        found.append(Delta(part.text, [*part.token_ids], part.finish_reason is not None))
+        if found[-1].finished:
+            break
+    return found
 
 
-def test_the_page_says_what_was_found() -> None:
-    assert f"\n\n{parser_table()}\n\n" in PAGE.read_text("utf-8")
+def one_by_one(answer: Answer, stream: Sequence[Delta]) -> Iterator[Delta]:
+    """The same tokens one at a time, each with its own text."""
+    left = "".join(delta.text for delta in stream)
+    for delta in streamed(answer, [token for part in stream for token in part.ids], 1, ()):
+        yield Delta(left[: len(delta.text)], delta.ids, delta.finished)
+        left = left[len(delta.text) :]
+
+
+def parsed(
+    answer: Answer, parser: type[Parser], stream: Sequence[Delta] | Iterator[Delta]
+) -> list[DeltaMessage]:
+    made, prompt = answer.made(parser, answer.request), answer.encode("a")
+    parts = (
+        made.parse_delta(text, ids, answer.request, prompt, finished=finished)
+        for text, ids, finished in stream
+    )
+    return [part for part in parts if part is not None]
+
+
+# ---- what clients add up
+
+
+class Told(NamedTuple):
+    """What a client has when the answer is complete."""
+
+    reasoning: str
+    content: str
+    calls: list[tuple[str, str]]
+
+
+def chat(parts: Sequence[DeltaMessage]) -> Told:
+    found: dict[int, list[str]] = {}
+    for call in (call for part in parts for call in part.tool_calls):
+        whole = found.setdefault(call.index, ["", ""])
+        if call.function is not None:
+            whole[0] += call.function.name or ""
+            whole[1] += call.function.arguments or ""
+    return Told(
+        "".join(part.reasoning or "" for part in parts),
+        "".join(part.content or "" for part in parts),
+        [(name, values) for _, (name, values) in sorted(found.items())],
+    )
+
+
+def responses(parts: Sequence[DeltaMessage], split: Any) -> Told:
+    """As a client of the Responses API; `split` is vLLM's function, wrapped or not."""
+    processor = SimpleStreamingEventProcessor()
+    for part in chain.from_iterable(map(split, parts)):
+        state, call = processor.resolve_target_state(part)
+        if state.name == "NONE":
+            continue
+        if processor.needs_transition(state, call):
+            processor.close_current()
+            processor.open(state, call)
+        processor.emit_delta(part, None, lambda output: [])  # type: ignore[arg-type]
+    processor.close_current()
+    texts, found = {"reasoning": "", "message": ""}, []
+    for item in processor.output_items:
+        if item.type == "function_call":
+            found.append((item.name, item.arguments))
+        else:
+            texts[item.type] += "".join(part.text for part in item.content or [])  # type: ignore
+    return Told(texts["reasoning"], texts["message"], found)
+
+
+def anthropic(parts: Sequence[DeltaMessage]) -> Told:
+    in_memory = not (vllm_version() or "").startswith("0.32.")  # before that, as they are sent
+
+    async def chunks() -> Any:
+        for message in [DeltaMessage(role="assistant", content=""), *parts]:
+            choice = ChatCompletionResponseStreamChoice(index=0, delta=message)
+            chunk = ChatCompletionStreamResponse(model="m", choices=[choice])
+            yield chunk if in_memory else f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+        if not in_memory:
+            yield "data: [DONE]\n\n"
+
+    async def events() -> list[Any]:
+        serving = AnthropicServingMessages.__new__(AnthropicServingMessages)
+        converted = AnthropicServingMessages.message_stream_converter(serving, chunks())
+        return [json.loads(event.split("data: ", 1)[1]) async for event in converted]
+
+    thoughts, texts = "", ""
+    found: list[list[str]] = []
+    for event in asyncio.run(events()):
+        assert event["type"] != "error", event
+        if "name" in event.get("content_block", ()):
+            found.append([event["content_block"]["name"], ""])
+        delta = event.get("delta") or {}
+        thoughts, texts = thoughts + delta.get("thinking", ""), texts + delta.get("text", "")
+        if "partial_json" in delta:
+            found[-1][1] += delta["partial_json"]
+    return Told(thoughts, texts, [(name, values) for name, values in found])
+
+
+# ---- a text for each kind of fault
+
+ANSWERS = {
+    "the end of a thought, and a text": Answer("deepseek_r1", None, f"{THOUGHT}a é b"),
+    "a thought, a text and calls": Answer(
+        "qwen3", "hermes", f"{THOUGHT}so: {calls(HERMES, 'fg')}and {calls(HERMES, 'f')}"
+    ),
+    "arguments between tags": Answer("qwen3", "qwen3_coder", THOUGHT + "so: " + calls(CODER, "fg")),
+    "a call that is cut short": Answer(None, "hermes", f"so: {calls(HERMES, 'fg')}"[:-30]),
+    "several thoughts": Answer("nemotron_v3", None, f"a<think>b {THOUGHT}c<think>d</think>e"),
+    "calls within one delta": Answer(
+        None,
+        "deepseek_v3",
+        f"so: {DEEPSEEK[0]}{calls(DEEPSEEK_CALL, 'fg')}{DEEPSEEK[1]}",
+        marks=DEEPSEEK,
+    ),
+    "calls without ends": Answer(
+        None, "llama3_json", f"<|python_tag|>{LLAMA}", marks=("<|python_tag|>",)
+    ),
+    "Gemma's notation": Answer(
+        "gemma4",
+        "gemma4",
+        f"<|channel>thought\nhm é<channel|>so: {calls(GEMMA, 'fg')}",
+        marks=("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        gemma=True,
+    ),
+    "a stop string in a text": Answer("qwen3", "hermes", f"{THOUGHT}so: well", stop=("we", "zz")),
+    "a stop string in a call": Answer(
+        "qwen3", "hermes", THOUGHT + calls(HERMES, "f"), stop=("São", "never")
+    ),
+    "text that is held back": Answer(
+        "qwen3", "hermes", THOUGHT + calls(HERMES, "f"), stop=("never written!",)
+    ),
+    "a thought that is not included": Answer(
+        "qwen3", "hermes", THOUGHT + calls(HERMES, "f"), options={"include_reasoning": False}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_deltas_of_any_size(kind: str) -> None:
+    """On each of the three APIs that have thoughts and calls."""
+    answer = ANSWERS[kind]
+    ours, ids = one_token_at_a_time(answer.parser), answer.encode(answer.text)
+    for size in SIZES:
+        stream = streamed(answer, ids, size, answer.stop)
+        wanted = parsed(answer, answer.parser, one_by_one(answer, stream))
+        found = parsed(answer, ours, stream)
+        assert chat(found) == chat(wanted), size
+        assert responses(found, split_open_call_first(split_delta)) == responses(
+            wanted, split_delta
+        )
+        assert anthropic(found) == anthropic(wanted), size
 
 
 def test_a_slow_tokenizer() -> None:
     """VLLM's detokenizer for one keeps the prompt among its tokens."""
-    subject = Subject(tools="hermes")
-    subject.__dict__["tokenizer"] = slow = ByT5Tokenizer(eos_token="</s>")
+    answer = Answer(None, "hermes", f"so: {calls(HERMES, 'fg')}")
+    answer.tokenizer = slow = ByT5Tokenizer(eos_token="</s>")
     slow.add_tokens(["<tool_call>", "</tool_call>"])
-    for seed in range(4):
-        case = Case(subject, seed)
-        parser = one_token_at_a_time(subject.parser)
-        assert [*case.differences((1, 4, 32), Stop(), parser)] == []
-        assert [*case.differences((1, 4, 32), NEVER, parser)] == []
+    stream = streamed(answer, answer.encode(answer.text), 32, ())
+    found = chat(parsed(answer, one_token_at_a_time(answer.parser), stream))
+    assert found == chat(parsed(answer, answer.parser, one_by_one(answer, stream)))
+    assert len(found.calls) == 2
 
 
 def test_tokens_that_the_derenderer_shows() -> None:
     """It shows special tokens even if the request hides them."""
-    subject = Subject("deepseek_r1")
-    subject.tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
-    case = Case(subject, 0)
-    assert subject.request.skip_special_tokens is not False
-    subject.request.skip_special_tokens = False
-    shown = streamed(subject, case.ids, case.prompt, repeat(32), Stop())
-    single = one_by_one(subject, case.prompt, shown)
-    subject.request.skip_special_tokens = True
-    parser = one_token_at_a_time(subject.parser)
-    found = added_up(*messages(subject, parser, case.prompt, shown))
-    assert found == added_up(*messages(subject, subject.parser, case.prompt, single))
-    assert found.found(case.text)
+    answer = Answer("deepseek_r1", None, f"{THOUGHT}a é b")
+    answer.tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
+    request, ids = answer.request, answer.encode(answer.text)
+    request.skip_special_tokens = False
+    shown = streamed(answer, ids, 32, ())
+    single = [*one_by_one(answer, shown)]
+    request.skip_special_tokens = True
+    found = chat(parsed(answer, one_token_at_a_time(answer.parser), shown))
+    assert found == chat(parsed(answer, answer.parser, single))
+    assert found.reasoning.strip() == "hm é 東" and found.content.strip() == "a é b"
 
 
-def test_reasoning_that_is_not_included() -> None:
-    subject = Subject("qwen3", "hermes")
-    parser = one_token_at_a_time(subject.parser)
-    case = Case(subject, 0)
-    subject.request.include_reasoning = False
-    assert [*case.differences((1, 4, 32, 256), Stop(), parser)] == []
-    stream = streamed(subject, case.ids, case.prompt, repeat(256), Stop())
-    found = added_up(*messages(subject, parser, case.prompt, stream))
-    assert not found.reasoning and found.calls
-
-
-@pytest.mark.parametrize("name", ["qwen3", "gemma4", "kimi_k3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma4"])
 def test_counts_of_reasoning_tokens(name: str) -> None:
     """Some parsers count while they parse."""
-    subject = Subject(name)
-    case, counts = Case(subject, 0), set()
-    for size in SIZES:
-        made = subject.made(one_token_at_a_time(subject.parser), subject.request)
-        for delta in streamed(subject, case.ids, case.prompt, repeat(size), Stop()):
-            made.parse_delta(
-                delta.text, delta.ids, subject.request, case.prompt, finished=delta.finished
-            )
-        counts.add(made.count_reasoning_tokens(case.ids))
+    text, marks = f"{THOUGHT}so", ()
+    if name == "gemma4":
+        text, marks = "<|channel>thought\nhm é<channel|>so", ("<|channel>", "<channel|>")
+    answer, counts = Answer(name, None, text, marks), set()
+    ids = answer.encode(text)
+    for size in (1, *SIZES):
+        made = answer.made(one_token_at_a_time(answer.parser), answer.request)
+        for delta in streamed(answer, ids, size, ()):
+            made.parse_delta(delta.text, delta.ids, answer.request, [], finished=delta.finished)
+        counts.add(made.count_reasoning_tokens(ids))
     assert len(counts) == 1 and counts != {0}
 
 
@@ -164,54 +374,15 @@ def test_what_is_joined() -> None:
             DeltaMessage(tool_calls=[call(1, None, "{"), call(2, "g", "{}")]),
         ]
     )
-    calls = [call(0, None, "1}"), call(1, "f", "{"), call(2, "g", "{}")]
-    assert whole == DeltaMessage(content="ab", reasoning="c", tool_calls=calls)
+    found = [call(0, None, "1}"), call(1, "f", "{"), call(2, "g", "{}")]
+    assert whole == DeltaMessage(content="ab", reasoning="c", tool_calls=found)
     assert joined([]) is None
     # The Responses API would end the call 0 at the text, and have no name for what follows.
     split = split_open_call_first(split_delta)(whole)
     assert split == [
-        DeltaMessage(tool_calls=calls[:1]),
+        DeltaMessage(tool_calls=found[:1]),
         DeltaMessage(reasoning="c"),
         DeltaMessage(content="ab"),
-        DeltaMessage(tool_calls=calls[1:2]),
-        DeltaMessage(tool_calls=calls[2:]),
+        DeltaMessage(tool_calls=found[1:2]),
+        DeltaMessage(tool_calls=found[2:]),
     ]
-    assert split_open_call_first(split_delta)(DeltaMessage(content="a"))[0].content == "a"
-
-
-def test_a_call_that_begins_in_two_pieces_is_not_open() -> None:
-    """Catches a stream that ended because a call's arguments came before its name."""
-    begin = DeltaToolCall(index=0, id="1", type="function", function=DeltaFunctionCall(name="f"))
-    more = DeltaToolCall(index=0, function=DeltaFunctionCall(arguments="{"))
-    split = split_open_call_first(split_delta)(DeltaMessage(content="a", tool_calls=[begin, more]))
-    assert split == [DeltaMessage(content="a"), DeltaMessage(tool_calls=[begin, more])]
-
-
-def test_the_class_is_still_vllm_s() -> None:
-    """Servers ask it for the parsers that it consists of."""
-    subject = Subject("qwen3", "hermes")
-    ours = one_token_at_a_time(subject.parser)
-    assert issubclass(ours, DelegatingParser) and ours.parse is subject.parser.parse
-    assert ours.tool_parser_cls is subject.parser.tool_parser_cls
-    assert ours.reasoning_parser_cls is subject.parser.reasoning_parser_cls
-
-
-def test_a_stream_without_text() -> None:
-    subject = Subject(tools="hermes")
-    made = subject.made(one_token_at_a_time(subject.parser), subject.request)
-    assert made.parse_delta("", [], subject.request, [1], finished=False) is None
-    assert made.parse_delta("", [], subject.request, [1], finished=True) is None
-
-
-def test_ids_that_the_tokenizer_does_not_have() -> None:
-    """A head has more rows than its tokenizer has tokens; what they write has no text."""
-    subject = Subject("qwen3", "hermes")
-    parser = one_token_at_a_time(subject.parser)
-    for seed in range(4):
-        case = Case(subject, seed)
-        plain = streamed(subject, case.ids, case.prompt, repeat(32), Stop())
-        for place in range(0, 3 * len(case.ids), 3):
-            case.ids.insert(place % len(case.ids), len(subject.tokenizer) + place)
-        assert [*case.differences((1, 4, 32, 256), Stop(), parser)] == []
-        found = streamed(subject, case.ids, case.prompt, repeat(32), Stop())
-        assert "".join(delta.text for delta in found) == "".join(delta.text for delta in plain)

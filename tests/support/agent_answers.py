@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import httpx
-
 from tests.support.server import Server
 
 
@@ -67,13 +65,13 @@ def ask(server: Server, endpoint: str, prompt: str, stream: bool, **options: Any
     )
     if stream:
         return STREAMED[endpoint](_events(server, path, body))
-    response = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    response = server.client.post(path, json=body)
     assert response.status_code == 200, response.text
     return WHOLE[endpoint](response.json())
 
 
 def _events(server: Server, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with httpx.stream("POST", f"{server.url}{path}", json=body, timeout=60) as response:
+    with server.client.stream("POST", path, json=body) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if line.startswith("data: {"):

@@ -1,4 +1,4 @@
-"""Mistakes in options of replicas and of spread experts, rows of `test_mistakes.py`."""
+"""Mistakes in options of replicas and of spread experts, rows of `test_start_up.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in options that move keys and values, rows of `test_mistakes.py`."""
+"""Mistakes in options that move keys and values, rows of `test_start_up.py`."""
 
 from __future__ import annotations
 

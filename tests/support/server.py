@@ -31,6 +31,12 @@ ENVIRONMENT = {
 # vLLM there a third time takes a third of a server's start, so most tests do without that process.
 WITHIN_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 AS_SERVED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+# Variables that vLLM reads after its import, so that a server with them can be forked, too.
+READ_LATE = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    "VLLM_ENABLE_RESPONSES_API_STORE",
+    "VLLM_SERVER_DEV_MODE",
+}
 
 
 class Forked:
@@ -79,8 +85,9 @@ class Server:
     """Started on entry, gone on exit.
 
     Attributes:
-        forks: whether a server without environment variables of its own is forked from a process
-            that has imported vLLM. The test suite does so, to save time.
+        forks: whether a server without environment variables of its own, but for `READ_LATE`, is
+            forked from a process that has imported vLLM. The test suite does so, to save time.
+        client: of the server; its headers are those of all requests.
     """
 
     forks = False
@@ -103,7 +110,11 @@ class Server:
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         self.command = [vllm, "serve", str(model), *address, *FLAGS, *flags]
         self.environment = os.environ | ENVIRONMENT | WITHIN_ENGINE | (env or {})
-        self.own_environment = bool(env)
+        # One for all requests: to make one takes longer than most answers. Its connections are used
+        # once, because the server closes idle ones, maybe while a request is sent.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=self.url, timeout=60, limits=limits)
+        self.own_environment = bool((env or {}).keys() - READ_LATE)
 
     def __enter__(self) -> Server:
         self.launch()
@@ -132,7 +143,7 @@ class Server:
         deadline = time.monotonic() + self.start_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=1).status_code == 200:
+                if self.client.get("/health", timeout=1).status_code == 200:
                     return
             time.sleep(0.2)
         raise RuntimeError(f"server did not start:\n{self.log.read_text()[-4000:]}")
@@ -151,7 +162,8 @@ class Server:
     # ---- requests
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json={"model": "m"} | body, timeout=60)
+        body = {"model": "m"} | body
+        return self.client.post(path, json=body)
 
     def complete(self, prompt: list[int] | str, max_tokens: int, **body: Any) -> dict[str, Any]:
         """The first choice of a completion, with its token ids."""
@@ -170,7 +182,7 @@ class Server:
             "stream": True,
         } | body
         events = []
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60) as response:
+        with self.client.stream("POST", "/v1/completions", json=body) as response:
             assert response.status_code == 200
             for line in response.iter_lines():
                 data = line.removeprefix("data: ")
@@ -180,7 +192,7 @@ class Server:
 
     def metric(self, *names: str) -> float:
         """Sum of Prometheus metrics over their labels, all of them read at one moment."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        lines = self.client.get("/metrics").text.splitlines()
         begins = tuple(name + "{" for name in names)
         return sum(float(ln.rsplit(" ", 1)[1]) for ln in lines if ln.startswith(begins))
 
@@ -191,3 +203,33 @@ class Server:
         while (busy := {n: self.metric(f"vllm:{n}") for n in names}) and any(busy.values()):
             assert time.monotonic() < deadline, busy
             time.sleep(0.1)
+
+
+class Pool:
+    """Servers that tests share, by checkpoint and flags.
+
+    Only the last few stay, because of their memory: ask for a server in each test that uses it.
+    """
+
+    def __init__(self, folder: Path, most: int = 2) -> None:
+        """Prepare for servers, at most `most` at a time, whose logs are written into `folder`."""
+        self._folder, self._most, self._started = folder, most, 0
+        self._servers: dict[tuple[Any, ...], Server] = {}
+
+    def get(self, model: Path, *flags: str, env: dict[str, str] | None = None) -> Server:
+        """The running server of a checkpoint with these flags and environment variables."""
+        key = (model, flags, *sorted((env or {}).items()))
+        server = self._servers.pop(key, None)
+        if server is None:
+            while len(self._servers) >= self._most:
+                self._servers.pop(next(iter(self._servers))).stop()
+            self._started += 1
+            log = self._folder / f"{self._started}-{model.name}.log"
+            server = Server(model, *flags, log=log, env=env).__enter__()
+        self._servers[key] = server
+        return server
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        while self._servers:
+            self._servers.popitem()[1].stop()

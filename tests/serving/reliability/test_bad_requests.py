@@ -16,10 +16,10 @@ import pytest
 from tests.support.fuzz.bodies import Body, encoded, plan
 from tests.support.fuzz.client import send, session
 from tests.support.fuzz.endpoints import GENERATING, Endpoint, endpoints
-from tests.support.fuzz.models import MODELS
 from tests.support.fuzz.rules import VLLMS_OWN
 from tests.support.fuzz.run import Fuzzer
 from tests.support.server import Server
+from tests.support.soak.models import MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in MODELS if name 
 def fuzzer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fuzzer]:
-    made = Fuzzer(MODELS[request.param], tmp_path_factory.mktemp("server"), request.param)
+    made = Fuzzer(request.param, tmp_path_factory.mktemp("server"))
     try:
         made.server.__enter__()
         yield made
@@ -51,7 +51,7 @@ def server(fuzzer: Fuzzer) -> Server:
 def opened(fuzzer: Fuzzer) -> list[Endpoint]:
     """The endpoints by the server's own description; one that nobody knows is an error."""
     document = httpx.get(f"{fuzzer.server.url}/openapi.json", timeout=30).json()
-    return endpoints(document, fuzzer.model.corruption)
+    return endpoints(document, fuzzer.corruption)
 
 
 def test_each_endpoint_takes_its_least_body(fuzzer: Fuzzer, opened: list[Endpoint]) -> None:

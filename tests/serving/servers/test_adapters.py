@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +32,24 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    with Server(TINY_LLADA2, *FLAGS, log=log, env=environment) as running:
-        yield running
-
-
 def load(server: Server, name: str, path: Path | str) -> httpx.Response:
     asked = {"lora_name": name, "lora_path": str(path)}
     return server.post("/v1/load_lora_adapter", **asked)
 
 
-def test_loaded_and_refused(server: Server, adapters: dict[str, Path]) -> None:
-    base = server.complete("sort 61 35 88 14", 16, temperature=0)["token_ids"]
-    refused = load(server, "bad", adapters["bad"])
+def test_loaded_and_refused(watched: Server, adapters: dict[str, Path]) -> None:
+    base = watched.complete("sort 61 35 88 14", 16, temperature=0)["token_ids"]
+    refused = load(watched, "bad", adapters["bad"])
     error: dict[str, Any] = refused.json()["error"]
     assert refused.status_code == error["code"] == 400 and error["type"] == "BadRequestError"
     assert EXPERT in error["message"] and "experts take no adapter" in error["message"]
-    assert load(server, "absent", "/nowhere/at-all").status_code == 404
-    loaded = load(server, "good", adapters["good"])
+    assert load(watched, "absent", "/nowhere/at-all").status_code == 404
+    loaded = load(watched, "good", adapters["good"])
     assert loaded.status_code == 200 and "added successfully" in loaded.text
     asked = {"temperature": 0, "ignore_eos": True}
-    assert server.complete("sort 61 35 88 14", 16, **asked, model="good")["token_ids"] != base
-    assert server.complete("sort 61 35 88 14", 16, temperature=0)["token_ids"] == base
-    names = [model["id"] for model in httpx.get(f"{server.url}/v1/models").json()["data"]]
+    assert watched.complete("sort 61 35 88 14", 16, **asked, model="good")["token_ids"] != base
+    assert watched.complete("sort 61 35 88 14", 16, temperature=0)["token_ids"] == base
+    names = [model["id"] for model in watched.client.get("/v1/models").json()["data"]]
     assert names == ["m", "good"]
 
 

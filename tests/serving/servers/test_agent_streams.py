@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.serving.servers.conftest import TOOLS
 from tests.support.agent_answers import Answer, ask, forced, tool
 from tests.support.checkpoints import TINY
-from tests.support.server import Server
+from tests.support.server import Pool, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -102,19 +102,23 @@ FAMILIES = {
 }
 
 
-# SDAR has test_agents_constraints.py in the default suite.
+# DiffusionGemma has test_vendor_recipe.py, and SDAR has test_thoughts.py in the default suite.
 @pytest.fixture(
-    scope="module", params=["llada2", "gemma", pytest.param("sdar", marks=pytest.mark.long)]
+    scope="module",
+    params=["llada2", *(pytest.param(name, marks=pytest.mark.long) for name in ("sdar", "gemma"))],
 )
-def served(
+def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Family, Server]]:
-    family, scratch = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
+) -> tuple[Family, Path]:
+    family = FAMILIES[request.param]
+    return family, family.copied_to(tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def served(checkpoint: tuple[Family, Path], pool: Pool) -> tuple[Family, Server]:
+    family, path = checkpoint
     reasoning, calls = family.parsers
-    flags = ("--reasoning-parser", reasoning, "--tool-call-parser", calls)
-    checkpoint = family.copied_to(scratch)
-    with Server(checkpoint, *flags, "--enable-auto-tool-choice", log=scratch / "log") as running:
-        yield family, running
+    return family, pool.get(path, *TOOLS, calls, "--reasoning-parser", reasoning)
 
 
 def letters(draw: random.Random, family: Family, asked: dict[str, Any]) -> str:
@@ -184,18 +188,27 @@ def options(draw: random.Random, endpoint: str, family: Family) -> dict[str, Any
     return found
 
 
-QUICK, ALL = range(10), range(10, 100)
+QUICK, ALL = range(8), range(8, 100)
 
 
 @pytest.mark.parametrize("seeds", [QUICK, pytest.param(ALL, marks=pytest.mark.long)], ids=len)
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_stream_is_the_answer(served: tuple[Family, Server], endpoint: str, seeds: range) -> None:
-    family, server = served
+    assert_streams_are_answers(*served, endpoint, seeds)
+
+
+def assert_streams_are_answers(
+    family: Family, server: Server, endpoint: str, seeds: range, greedy: bool = False
+) -> None:
+    """Compare both forms of an answer; a greedy one is what the prompt has, whatever the server."""
     different: list[Any] = []
     answers: list[Answer] = []
     for seed in seeds:
         draw = random.Random(f"{endpoint} {seed}")
         asked = options(draw, endpoint, family)
+        if greedy:
+            asked["temperature"] = 0.0
+            asked.pop("n", None)
         prompt = "copy " + family.written(letters(draw, family, asked))
         whole = ask(server, endpoint, prompt, False, **asked)
         streamed = ask(server, endpoint, prompt, True, **asked)

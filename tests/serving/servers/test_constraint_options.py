@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,26 +12,13 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-CHECKPOINT = Path(__file__).resolve().parents[3] / "examples" / "tiny" / "checkpoints"
 ASK = [{"role": "user", "content": "Who?"}]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    options = (
-        *("--additional-config", '{"dllm": {"constraint_tokens": 30}}'),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    )
-    told = {"VLLM_LOGGING_LEVEL": "INFO"}
-    with Server(CHECKPOINT / "tiny-llada2", *options, log=log, env=told) as running:
-        yield running
 
 
 ENDLESS = {"type": "array", "items": {"enum": [0, 1]}}
 
 
-def test_a_request_without_a_maximum_ends(server: Server) -> None:
+def test_a_request_without_a_maximum_ends(llada2: Server) -> None:
     """A list of any length need not end by itself. What is left out here counts for no chat."""
     body: dict[str, Any] = {
         "messages": ASK,
@@ -47,7 +32,7 @@ def test_a_request_without_a_maximum_ends(server: Server) -> None:
         ({"vllm_xargs": {"diffusion_constraint_tokens": 1}}, 3),
         ({"max_tokens": 200}, 200),
     ):
-        response = server.post("/v1/chat/completions", **body, **options)
+        response = llada2.post("/v1/chat/completions", **body, **options)
         assert response.status_code == 200, response.text
         answer = response.json()
         assert answer["usage"]["completion_tokens"] <= most
@@ -55,14 +40,14 @@ def test_a_request_without_a_maximum_ends(server: Server) -> None:
         jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), ENDLESS)
 
 
-def test_options_of_a_constraint(server: Server) -> None:
+def test_options_of_a_constraint(llada2: Server) -> None:
     """A text of 17 brackets needs as many calls of rules inside each other."""
     nested: dict[str, Any] = {"type": "array", "items": {"$ref": "#"}}
     for _ in range(17):
         nested: dict[str, Any] = {"type": "array", "items": nested, "minItems": 1, "maxItems": 1}
     body: dict[str, Any] = {"prompt": "a", "max_tokens": 60, "structured_outputs": {"json": nested}}
-    assert server.post("/v1/completions", **body).status_code == 200
-    shallow = server.post("/v1/completions", **body, vllm_xargs={"diffusion_constraint_depth": 16})
+    assert llada2.post("/v1/completions", **body).status_code == 200
+    shallow = llada2.post("/v1/completions", **body, vllm_xargs={"diffusion_constraint_depth": 16})
     assert shallow.status_code == 400 and "16 calls" in shallow.text, shallow.text
     body["structured_outputs"] = {"regex": "a"}
     for wrong, why in (
@@ -74,15 +59,15 @@ def test_options_of_a_constraint(server: Server) -> None:
           "vllm_xargs": {"diffusion_constraint_tokens": 20}},
          "diffusion_constraint_tokens is for requests with a constraint"),
     ):  # fmt: skip
-        refused = server.post("/v1/completions", **(body | wrong))
+        refused = llada2.post("/v1/completions", **(body | wrong))
         assert refused.status_code == 400 and why in refused.text, refused.text
 
 
-def test_ignored_keywords_are_in_the_log_once(server: Server) -> None:
+def test_ignored_keywords_are_in_the_log_once(llada2: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null", "x-new\nline": 1}}}
     for _ in range(2):
-        server.complete("a", 30, structured_outputs={"json": schema})
-    said = [line for line in server.log.read_text().splitlines() if "have no effect" in line]
+        llada2.complete("a", 30, structured_outputs={"json": schema})
+    said = [line for line in llada2.log.read_text().splitlines() if "have no effect" in line]
     assert len(said) == 1 and r"$.a: x-new\nline" in said[0], said
 
 
@@ -98,61 +83,61 @@ CONFLICTS: list[dict[str, Any]] = [
 ]
 
 
-def chat(server: Server, **body: Any) -> dict[str, Any]:
+def chat(llada2: Server, **body: Any) -> dict[str, Any]:
     body = {"messages": ASK, "max_tokens": 60, "temperature": 1.5, "seed": 3} | body
-    response = server.post("/v1/chat/completions", **body)
+    response = llada2.post("/v1/chat/completions", **body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 @pytest.mark.parametrize("tools", [OPTIONAL, STRICT], ids=["optional", "strict"])
-def test_a_text_ends_an_output_with_optional_tools(server: Server, tools: Any) -> None:
+def test_a_text_ends_an_output_with_optional_tools(llada2: Server, tools: Any) -> None:
     asked = [{"role": "user", "content": "reverse 52 97 23 71 40"}]
     body = {"messages": asked, "temperature": 0} | tools
-    assert chat(server, **body)["choices"][0]["message"]["content"] == "40 71 23 97 52"
-    (choice,) = chat(server, **body, stop=["sort", "23"])["choices"]
+    assert chat(llada2, **body)["choices"][0]["message"]["content"] == "40 71 23 97 52"
+    (choice,) = chat(llada2, **body, stop=["sort", "23"])["choices"]
     assert choice["message"]["content"] == "40 71 "
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "23")
 
 
-def test_what_conflicts_with_optional_tools_has_its_effect(server: Server) -> None:
-    assert chat(server, **OPTIONAL, min_tokens=40)["usage"]["completion_tokens"] >= 40
-    assert chat(server, **OPTIONAL, ignore_eos=True)["usage"]["completion_tokens"] == 60
+def test_what_conflicts_with_optional_tools_has_its_effect(llada2: Server) -> None:
+    assert chat(llada2, **OPTIONAL, min_tokens=40)["usage"]["completion_tokens"] >= 40
+    assert chat(llada2, **OPTIONAL, ignore_eos=True)["usage"]["completion_tokens"] == 60
     for conflict in CONFLICTS:
-        chat(server, **OPTIONAL, **conflict, stop=["Observation:"])
-    answer = server.post("/v1/responses", input="Who?", tools=[TOOL], ignore_eos=True, stop=["x"])
+        chat(llada2, **OPTIONAL, **conflict, stop=["Observation:"])
+    answer = llada2.post("/v1/responses", input="Who?", tools=[TOOL], ignore_eos=True, stop=["x"])
     assert answer.status_code == 200, answer.text
-    said = [ln for ln in server.log.read_text().splitlines() if "optional tools and" in ln]
+    said = [ln for ln in llada2.log.read_text().splitlines() if "optional tools and" in ln]
     assert len(said) == 3, said
     assert all(any(name in line for line in said) for (name,) in CONFLICTS)
 
 
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=str)
 def test_what_conflicts_with_a_constraint_that_was_asked_for(
-    server: Server, conflict: dict[str, Any]
+    llada2: Server, conflict: dict[str, Any]
 ) -> None:
     (name,) = conflict
     form = {"response_format": {"type": "json_object"}}
     asked: list[dict[str, Any]] = [form, OPTIONAL | form, OPTIONAL | {"tool_choice": "required"}]
     asked += [STRICT, OPTIONAL | {"vllm_xargs": {"diffusion_constraint_depth": 32}}]
     for body in asked:
-        refused = server.post("/v1/chat/completions", messages=ASK, **body, **conflict)
+        refused = llada2.post("/v1/chat/completions", messages=ASK, **body, **conflict)
         assert refused.status_code == 400, body
         assert f"{name}" in refused.json()["error"]["message"]
 
 
-def test_a_text_ends_an_output_with_a_format(server: Server) -> None:
+def test_a_text_ends_an_output_with_a_format(llada2: Server) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["abxc"]}}}
-    (choice,) = chat(server, response_format=form, stop=["x"])["choices"]
+    (choice,) = chat(llada2, response_format=form, stop=["x"])["choices"]
     assert (choice["message"]["content"], choice["stop_reason"]) == ('"ab', "x")
 
 
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "book"}}], ids=str
 )
-def test_a_constraint_beside_a_required_tool_is_refused(server: Server, choice: Any) -> None:
+def test_a_constraint_beside_a_required_tool_is_refused(llada2: Server, choice: Any) -> None:
     """vLLM puts the tool's schema in its place, and an invalid grammar had status 200."""
     body = {"messages": ASK, "structured_outputs": {"grammar": "root ::= x"}}
-    refused = server.post("/v1/chat/completions", **body, **(OPTIONAL | {"tool_choice": choice}))
+    refused = llada2.post("/v1/chat/completions", **body, **(OPTIONAL | {"tool_choice": choice}))
     assert refused.status_code == 400
     assert "two constraints on one answer" in refused.json()["error"]["message"]

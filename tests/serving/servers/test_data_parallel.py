@@ -10,7 +10,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.checkpoints import TINY
@@ -36,7 +35,7 @@ def alone(name: str) -> list[list[int]]:
 
 def requests_of_engines(server: Server) -> dict[str, float]:
     """Requests that ended well, by engine."""
-    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    text = server.client.get("/metrics").text
     found: dict[str, float] = {}
     for rank, count in re.findall(
         r'^vllm:request_success_total\{engine="(\d)".* (\S+)$', text, re.M

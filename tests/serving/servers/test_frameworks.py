@@ -30,17 +30,12 @@ class Person(BaseModel):
     age: Annotated[int, Field(ge=0, le=130)]
 
 
-@pytest.fixture(scope="module")
-def server(tool_server: Server) -> Server:
-    return tool_server
+@pytest.fixture
+def url(llada2: Server) -> str:
+    return f"{llada2.url}/v1"
 
 
-@pytest.fixture(scope="module")
-def url(server: Server) -> str:
-    return f"{server.url}/v1"
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
@@ -100,13 +95,6 @@ def test_openai_s_responses_call_tools(client: openai.OpenAI, choice: Any, stric
     assert calls
     for call in calls:
         person(call.arguments)
-
-
-def test_openai_s_json_object(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="m", messages=ASK, response_format={"type": "json_object"}, max_tokens=BUDGET
-    )
-    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
 
 
 def test_openai_s_grammar(client: openai.OpenAI) -> None:
@@ -183,9 +171,9 @@ def test_pydantic_ai(url: str, native: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["OpenAI", "Anthropic", "LangChain", "Pydantic AI"])
-def test_the_page_of_clients(server: Server, name: str) -> None:
+def test_the_page_of_clients(llada2: Server, name: str) -> None:
     """The code of docs/clients.md, which hands on options, too: a misspelt one is refused."""
     block = blocks()[name]
-    check(run_here(block, server.url, "m"))
+    check(run_here(block, llada2.url, "m"))
     with pytest.raises(Exception, match=COMPLAINT):
-        run_here(misspell(block), server.url, "m")
+        run_here(misspell(block), llada2.url, "m")

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 from canvas_grammar.grammar.marks import CALL, CALL_END, DELIMITER
 
-from tests.support.checkpoints import TINY_GEMMA
+from tests.serving.servers.conftest import TOOLS
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA
 from tests.support.clients.page import blocks
 from tests.support.clients.servers import check, run_here
 from tests.support.dashboard import missing_metrics
-from tests.support.server import Server
+from tests.support.mistakes_in_requests import assert_mistakes_are_refused
+from tests.support.server import Pool, Server
 
 pytestmark = pytest.mark.e2e
 
-FLAGS = (
-    *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "gemma4"),
-)
 ASKED = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 64}
-
-
-@pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    scratch = tmp_path_factory.mktemp("gemma")
-    with Server(TINY_GEMMA, *FLAGS, log=scratch / "log") as running:
-        yield running
 
 
 def chat(server: Server, **options: Any) -> dict[str, Any]:
@@ -84,26 +74,8 @@ def test_request_options(gemma: Server) -> None:
     chat(gemma, vllm_xargs={"diffusion_entropy_bound": 0.5, "diffusion_t_max": 0.9})
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"vllm_xargs": {"diffusion_stream_prefix": 1}}, "diffusion_stream_prefix"),
-        ({"vllm_xargs": {"diffusion_algorithm": "LowConfidence"}}, "LowConfidence does not fit"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured"),
-        ({"vllm_xargs": {"diffusion_threshold": 0.5}}, "is not a setting of EntropyBound"),
-        ({"vllm_xargs": {"diffusion_entropy_bound": 0}}, "diffusion_entropy_bound"),
-        ({"vllm_xargs": {"diffusion_canvas_length": 99}}, "diffusion_canvas_length"),
-        ({"vllm_xargs": {"diffusion_pinned": [0]}}, "diffusion_pinned"),
-        ({"vllm_xargs": {"diffusion_seed_canvas": [5]}}, "diffusion_seed_canvas"),
-        ({"vllm_xargs": {"diffusion_entropy_bounds": 1}}, "diffusion_entropy_bound"),
-    ],
-)
-def test_refused_by_name(gemma: Server, options: dict[str, Any], name: str) -> None:
-    for streamed in (False, True):
-        response = gemma.post("/v1/chat/completions", **(ASKED | options), stream=streamed)
-        assert response.status_code == 400, response.text
-        assert name in response.text
+def test_mistakes(gemma: Server) -> None:
+    assert_mistakes_are_refused(gemma, "DiffusionGemma")
 
 
 TOOL = {"type": "function", "function": {"name": "sort", "parameters": {"type": "object"}}}
@@ -135,20 +107,18 @@ BOOKED = {"type": "function", "function": {"name": "book", "parameters": BOOK}}
 NAMED = {"type": "function", "function": {"name": "book"}}
 
 
-@pytest.fixture(scope="module")
-def gemma_with_marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def gemma_with_marks(pool: Pool, tmp_path: Path) -> Server:
     """Its tokenizer has the tokens that calls are written with, in the place of others."""
-    scratch = tmp_path_factory.mktemp("marks")
-    shutil.copytree(TINY_GEMMA, scratch / "model")
-    for path in (scratch / "model").glob("tokenizer*.json"):
+    shutil.copytree(TINY_GEMMA, tmp_path / "model")
+    for path in (tmp_path / "model").glob("tokenizer*.json"):
         content = path.read_text(encoding="utf-8")
         marks = (CALL, CALL_END, DELIMITER)
         for other, token in zip(("<|audio>", "<|audio|>", "<audio|>"), marks, strict=True):
             assert json.dumps(other) in content
             content = content.replace(json.dumps(other), json.dumps(token))
         path.write_text(content, encoding="utf-8")
-    with Server(scratch / "model", *FLAGS, log=scratch / "log") as running:
-        yield running
+    return pool.get(tmp_path / "model", *TEXT_ONLY_FLAGS, *TOOLS, "gemma4")
 
 
 @pytest.mark.long
@@ -183,9 +153,9 @@ def test_calls_are_valid_and_finished(gemma: Server, choice: Any) -> None:
 
 def streamed_arguments(gemma: Server) -> Any:
     body = ASKED | {"tools": [BOOKED], "tool_choice": NAMED, "max_tokens": 256, "stream": True}
-    url = f"{gemma.url}/v1/chat/completions"
+    body |= {"model": "m", "seed": 1}
     arguments = ""
-    with httpx.stream("POST", url, json={"model": "m", **body, "seed": 1}, timeout=60) as events:
+    with gemma.client.stream("POST", "/v1/chat/completions", json=body) as events:
         for line in events.iter_lines():
             data = line.removeprefix("data: ")
             if data and data != "[DONE]":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.support.server import Server
@@ -36,12 +35,12 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_it_has_no_text_and_breaks_no_answer(name: str, tool_server: Server) -> None:
+def test_it_has_no_text_and_breaks_no_answer(name: str, llada2: Server) -> None:
     path, more = MORE[name]
     body = QUESTION[path] | {"logit_bias": WITHOUT_TEXT} | more
-    whole = tool_server.post(path, **body)
+    whole = llada2.post(path, **body)
     assert whole.status_code == 200, whole.text
-    stream = tool_server.post(path, **body, stream=True)
+    stream = llada2.post(path, **body, stream=True)
     assert stream.status_code == 200, stream.text
     lines = [line.removeprefix("data: ") for line in stream.text.splitlines() if "data: " in line]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
@@ -59,20 +58,20 @@ def test_it_has_no_text_and_breaks_no_answer(name: str, tool_server: Server) -> 
         assert choice["text"] == "".join(event["choices"][0]["text"] for event in events)
 
 
-def test_a_constraint_never_writes_it(tool_server: Server) -> None:
+def test_a_constraint_never_writes_it(llada2: Server) -> None:
     body = QUESTION[CHAT] | {"logit_bias": WITHOUT_TEXT, "max_tokens": 40}
-    answer = tool_server.post(CHAT, **body, structured_outputs={"regex": "[a-z]{3,9}"})
+    answer = llada2.post(CHAT, **body, structured_outputs={"regex": "[a-z]{3,9}"})
     assert answer.status_code == 200, answer.text
     content = answer.json()["choices"][0]["message"]["content"]
     assert content.isalpha() and 3 <= len(content) <= 9
 
 
-def test_a_trace_has_its_id(tool_server: Server) -> None:
+def test_a_trace_has_its_id(llada2: Server) -> None:
     body = QUESTION[CHAT] | {"logit_bias": WITHOUT_TEXT, "return_token_ids": True}
-    answer = tool_server.post(CHAT, **body, vllm_xargs={"diffusion_trace": True}).json()
+    answer = llada2.post(CHAT, **body, vllm_xargs={"diffusion_trace": True}).json()
     [choice] = answer["choices"]
     assert {*choice["token_ids"]} <= {268, 270}
     tokens = [token for block in choice["diffusion_trace"]["blocks"] for token in block["tokens"]]
     assert {268, 270} & {*tokens}
-    told = httpx.post(f"{tool_server.url}/detokenize", json={"model": "m", "tokens": [268]})
+    told = llada2.post("/detokenize", tokens=[268])
     assert told.json() == {"prompt": ""}, "the viewer then shows the id"

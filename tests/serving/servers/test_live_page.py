@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving.servers.conftest import flags_of
-from tests.support import oracle
+from tests.serving.servers.conftest import KEYS
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import LIVE_PAGE, Server
 from vllm_dllm.tracing.live import MOST_ANSWERS
@@ -20,29 +18,14 @@ from vllm_dllm.tracing.live import MOST_ANSWERS
 pytestmark = pytest.mark.e2e
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KEYS = ("the first key", "the second key")
 ALLOWED = {"Authorization": f"Bearer {KEYS[1]}"}
 HOSTILE = "</script><script>document.body.dataset.hacked = 'yes'</script>\x1b[31m\u202e"
 # What differs between two answers to the same request.
 OF_ONE_ANSWER = {"id", "created", "created_at", "completed_at", "system_fingerprint", "request_id"}
 
 
-@pytest.fixture(scope="module")
-def live(golden: oracle.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """As the server that the other tests share, with the page and two keys."""
-    scratch = tmp_path_factory.mktemp("live")
-    flags = (
-        *flags_of(golden, scratch),
-        *("--middleware", LIVE_PAGE, "--root-path", "/behind", "--api-key", *KEYS),
-    )
-    with Server(golden.path, *flags, log=scratch / "log") as running:
-        yield running
-
-
 def ask(server: Server, path: str, **body: Any) -> Any:
-    response = httpx.post(
-        f"{server.url}{path}", json={"model": "m"} | body, headers=ALLOWED, timeout=60
-    )
+    response = server.post(path, **body)
     assert response.status_code == 200, response.text
     return response.text if body.get("stream") else response.json()
 
@@ -84,73 +67,73 @@ def without_times(answer: Any) -> Any:
     return [without_times(each) for each in answer] if isinstance(answer, list) else answer
 
 
-def test_off_by_default(server: Server) -> None:
-    assert get(server, "/dllm").status_code == 404
-    assert get(server).status_code == 404
+def test_off_by_default(llada2: Server) -> None:
+    assert get(llada2, "/dllm").status_code == 404
+    assert get(llada2).status_code == 404
 
 
-def test_only_who_may_call_the_api_sees_requests(live: Server) -> None:
+def test_only_who_may_call_the_api_sees_requests(watched: Server) -> None:
     for wrong in ({}, {"Authorization": "Bearer no"}, {"Authorization": f"Basic {KEYS[0]}"}):
-        refused = get(live, headers=wrong)
+        refused = get(watched, headers=wrong)
         assert refused.status_code == 401
         assert refused.json() == {"error": "Unauthorized"}
     for key in KEYS:
-        told = get(live, headers={"Authorization": f"Bearer {key}"})
+        told = get(watched, headers={"Authorization": f"Bearer {key}"})
         assert told.status_code == 200
         assert told.headers["cache-control"] == "no-store"
         assert told.headers["x-content-type-options"] == "nosniff"
         assert "access-control-allow-origin" not in told.headers
     # A key in the address would be in logs.
-    assert get(live, params={"key": KEYS[0], "api_key": KEYS[0]}).status_code == 401
+    assert get(watched, params={"key": KEYS[0], "api_key": KEYS[0]}).status_code == 401
 
 
-def test_the_page_is_there_for_everybody_and_empty(live: Server) -> None:
-    ask(live, COMPLETIONS, prompt="t5 t6 t7", max_tokens=9)
-    pages = [get(live, path) for path in ("/dllm", "/dllm/", "/behind/dllm")]
+def test_the_page_is_there_for_everybody_and_empty(watched: Server) -> None:
+    ask(watched, COMPLETIONS, prompt="t5 t6 t7", max_tokens=9)
+    pages = [get(watched, path) for path in ("/dllm", "/dllm/", "/behind/dllm")]
     assert {page.text for page in pages} == {pages[0].text}
     assert '<script type="application/json" id="traces">null</script>' in pages[0].text
     policy = pages[0].headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
-    assert get(live, "/behind/dllm/traces").status_code == 401
+    assert get(watched, "/behind/dllm/traces").status_code == 401
 
 
-def test_what_is_no_question(live: Server) -> None:
-    posted = httpx.post(f"{live.url}/dllm/traces", headers=ALLOWED, timeout=60)
+def test_what_is_no_question(watched: Server) -> None:
+    posted = httpx.post(f"{watched.url}/dllm/traces", headers=ALLOWED, timeout=60)
     assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
     for since in ("-1", "x", "9" * 30):
-        assert get(live, params={"since": since}, headers=ALLOWED).status_code == 400
-    assert get(live, "/dllm/other", headers=ALLOWED).status_code == 404
+        assert get(watched, params={"since": since}, headers=ALLOWED).status_code == 400
+    assert get(watched, "/dllm/other", headers=ALLOWED).status_code == 404
 
 
 def test_requests_at_once_appear_and_answers_are_as_without(
-    live: Server, server: Server, golden: oracle.Checkpoint
+    watched: Server, llada2: Server
 ) -> None:
-    before = news(live)
-    prompts = [golden.prompts[name].tokens for name in ("p9", "p33")]
+    before = news(watched)
+    prompts = ["sort 61 35 88 14", "copy abc"]
     body = {"max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
 
     def answers(of: Server) -> list[Any]:
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(lambda it: ask(of, COMPLETIONS, prompt=it, **body), prompts))
 
-    plain, traced = answers(server), answers(live)
+    plain, traced = answers(llada2), answers(watched)
     assert without_times(traced) == without_times(plain), "tokens, text and fields"
-    after = news(live)
+    after = news(watched)
     new = set(after["kept"]) - set(before["kept"])
     expected = sorted(answer["choices"][0]["token_ids"] for answer in plain)
     assert sorted(tokens_of(after, number) for number in new) == expected
     assert {after["answers"][number]["running"] for number in new} == {False}
-    again = get(live, params={"since": after["since"]}, headers=ALLOWED).json()
-    assert len(again["blocks"]) >= 8, "another run: everything"
+    again = get(watched, params={"since": after["since"]}, headers=ALLOWED).json()
+    assert len(again["blocks"]) >= 4, "another run: everything"
     same = {"since": after["since"], "run": again["run"]}
-    again = get(live, params=same, headers=ALLOWED).json()
+    again = get(watched, params=same, headers=ALLOWED).json()
     assert again["answers"] == again["blocks"] == []
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "several": (COMPLETIONS, {"n": 2, "temperature": 0.7, "seed": 3, "logprobs": 2}),
     "prompts": (COMPLETIONS, {"prompt": ["t5 t6", "t7"], "return_token_ids": True}),
-    "stop": (COMPLETIONS, {"stop": ["t1"], "ignore_eos": True}),
+    "stop": (COMPLETIONS, {"stop": ["1"], "ignore_eos": True}),
     "step maps": (COMPLETIONS, {"vllm_xargs": {"diffusion_return_step_maps": True}}),
     "replay": (COMPLETIONS, {"vllm_xargs": {"diffusion_replay": True}}),
     "chat": (CHAT, {"messages": [{"role": "user", "content": "t5 t6 t7"}]}),
@@ -160,18 +143,18 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_every_request_is_answered_as_without(name: str, live: Server, server: Server) -> None:
+def test_every_request_is_answered_as_without(name: str, watched: Server, llada2: Server) -> None:
     path, body = REQUESTS[name]
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     default = {"prompt": "t5 t6 t7"} if path == COMPLETIONS else {}
     body = {limit: 20} | default | body
-    before = news(live)
-    plain, traced = ask(server, path, **body), ask(live, path, **body)
+    before = news(watched)
+    plain, traced = ask(llada2, path, **body), ask(watched, path, **body)
     assert without_times(traced) == without_times(plain)
-    assert len(news(live)["kept"]) > len(before["kept"]), "it is on the page"
+    assert len(news(watched)["kept"]) > len(before["kept"]), "it is on the page"
 
 
-def test_streams(live: Server, server: Server) -> None:
+def test_streams(watched: Server, llada2: Server) -> None:
     """Also one that puts out prefixes."""
     body = {"prompt": "t5 t6 t7", "max_tokens": 30, "ignore_eos": True, "stream": True}
     body |= {"temperature": 0, "return_token_ids": True}
@@ -183,7 +166,7 @@ def test_streams(live: Server, server: Server) -> None:
                 for line in ask(it, COMPLETIONS, **body, vllm_xargs=options).splitlines()
                 if line.startswith("data: {")
             ]
-            for it in (server, live)
+            for it in (llada2, watched)
         )
         tokens = [token for each in plain for token in each["choices"][0]["token_ids"] or ()]
         of_traced = [token for each in traced for token in each["choices"][0]["token_ids"] or ()]
@@ -191,27 +174,27 @@ def test_streams(live: Server, server: Server) -> None:
         assert {k for each in traced for k in each["choices"][0]} == {
             k for each in plain for k in each["choices"][0]
         }
-        found = news(live)
+        found = news(watched)
         assert tokens_of(found, found["kept"][-1]) == tokens
         assert found["answers"][found["kept"][-1]]["tokens"] == 30
 
 
-def test_a_hostile_prompt_is_text(live: Server) -> None:
-    ask(live, CHAT, messages=[{"role": "user", "content": HOSTILE}], max_tokens=8)
-    reply = get(live, headers=ALLOWED)
+def test_a_hostile_prompt_is_text(watched: Server) -> None:
+    ask(watched, CHAT, messages=[{"role": "user", "content": HOSTILE}], max_tokens=8)
+    reply = get(watched, headers=ALLOWED)
     assert reply.headers["content-type"] == "application/json"
     reply.text.encode("ascii")
-    assert any(each["name"].endswith(HOSTILE) for each in reply.json()["answers"])
-    assert HOSTILE not in get(live, "/dllm").text
+    assert any(HOSTILE in each["name"] for each in reply.json()["answers"])
+    assert HOSTILE not in get(watched, "/dllm").text
 
 
-def test_the_ring_is_bounded(live: Server) -> None:
+def test_the_ring_is_bounded(watched: Server) -> None:
     """After the others, whose answers it pushes out."""
-    gone = news(live)["gone"]
+    gone = news(watched)["gone"]
     many = MOST_ANSWERS + 8
-    answer = ask(live, COMPLETIONS, prompt=["t5 t6"] * many, max_tokens=1)
+    answer = ask(watched, COMPLETIONS, prompt=["t5 t6"] * many, max_tokens=1)
     assert len(answer["choices"]) == many
-    found = news(live)
+    found = news(watched)
     assert len(found["kept"]) == MOST_ANSWERS
     assert found["gone"] >= gone + 8
     assert max(found["kept"]) == found["gone"] + MOST_ANSWERS

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,7 +31,7 @@ NAMES = [a.name for a in algorithms("mask") if type(a).__module__.startswith("vl
 def counted(server: Server) -> Counter[tuple[str, str, str]]:
     """(engine, algorithm, counter) -> its value."""
     names = {f"{metric_name(counter)}_total": counter for counter in COUNTERS}
-    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    text = server.client.get("/metrics").text
     found: Counter[tuple[str, str, str]] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,12 +1,15 @@
-"""What a client of ``vllm serve`` sees: golden tokens, by block, alone or among others."""
+"""What a client of ``vllm serve`` sees: golden tokens, by block, alone or among others.
+
+A client that leaves in the middle of a block leaves nothing behind.
+"""
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support import oracle
@@ -151,22 +154,81 @@ def test_the_dashboard_finds_its_metrics(server: Server, golden: oracle.Checkpoi
     assert missing_metrics(server.url) == []
 
 
-def test_scores_of_labels_are_of_the_first_pass(tool_server: Server) -> None:
-    """`/generative_scoring` of one input has one answer, whatever else the canvas holds."""
-    labels, query, items = [97, 98, 99], [5, 6], [[7, 8, 9], [9, 12]]
-    body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": False}
-    answers = [tool_server.post("/generative_scoring", **body).json()["data"] for _ in range(12)]
-    found = {tuple(one["score"] for one in answer) for answer in answers}
-    assert len(found) == 1, found
-    for item, score in zip(items, found.pop(), strict=True):
-        choice = tool_server.complete(
-            query + item,
-            8,
-            temperature=0,
-            logprobs=3,
-            logprob_token_ids=labels,
-            vllm_xargs={"diffusion_max_steps": 1},
-            return_tokens_as_token_ids=True,
-        )
-        wanted = math.exp(choice["logprobs"]["top_logprobs"][0][f"token_id:{labels[0]}"])
-        assert score == pytest.approx(wanted, rel=1e-3)
+def test_tools_without_a_parser(server: Server) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+        body = {"messages": [{"role": "user", "content": "t5"}], "max_tokens": 8, "tools": [tool]}
+        answer = server.post("/v1/chat/completions", **body, tool_choice=choice)
+        assert answer.status_code == 400 and "--tool-call-parser" in answer.text, answer.text
+
+
+# ---- clients that leave
+
+
+def leave_after_first_event(server: Server, prompt: list[int]) -> None:
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+        "vllm_xargs": {"diffusion_threshold": 2.0},
+    }
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        next(line for line in response.iter_lines() if line.startswith("data: {"))
+
+
+def test_nothing_is_held(server: Server, golden: oracle.Checkpoint) -> None:
+    prompt = golden.prompts["p33"].tokens
+    expected = server.complete(prompt, 30, ignore_eos=True)
+    # More of them than there are slots: a leaked slot would stop the last ones.
+    for _ in range(20):
+        leave_after_first_event(server, golden.prompts["p100"].tokens)
+    server.wait_until_idle()
+    assert server.complete(prompt, 30, ignore_eos=True) == expected
+
+
+def test_others_do_not_notice(server: Server, golden: oracle.Checkpoint) -> None:
+    prompts = [p.tokens for p in golden.prompts.values()][:8]
+    alone = [server.complete(prompt, 60, ignore_eos=True)["token_ids"] for prompt in prompts]
+    with ThreadPoolExecutor(16) as pool:
+        leaving = [
+            pool.submit(leave_after_first_event, server, golden.prompts["p100"].tokens)
+            for _ in range(8)
+        ]
+        staying = [pool.submit(server.complete, prompt, 60, ignore_eos=True) for prompt in prompts]
+        assert [future.result()["token_ids"] for future in staying] == alone
+        for future in leaving:
+            future.result()
+    server.wait_until_idle()
+
+
+@pytest.mark.long
+def test_a_canvas_that_is_only_edited(server: Server, golden: oracle.Checkpoint) -> None:
+    """Its client leaves, and it does not use up the steps that it was allowed."""
+    steps = "vllm:diffusion_num_denoising_steps_total"
+    options = {
+        "diffusion_algorithm": "JointThreshold",
+        "diffusion_threshold": 0.0,  # all masks in one step
+        "diffusion_edit_threshold": 0.0,
+        "diffusion_max_post_edit_steps": 32,
+    }
+    # Eight answers take far longer than the client waits, on a quick machine as well.
+    body = {"model": "m", "prompt": [golden.prompts["p33"].tokens] * 8, "max_tokens": 400}
+    body |= {"ignore_eos": True, "vllm_xargs": options}
+    before = server.metric(steps)
+    assert server.post("/v1/completions", **body).status_code == 200
+    whole = server.metric(steps) - before
+    assert whole > 10 * 400 / golden.block_size, "mostly edits"
+    url = "/v1/completions"
+    for streamed in (False, True):
+        before = server.metric(steps)
+        if streamed:  # events come faster than any time-out: leave after the first one
+            with server.client.stream("POST", url, json=body | {"stream": True}) as response:
+                assert next(response.iter_lines()).startswith("data:")
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                server.client.post(url, json=body, timeout=0.3)
+        server.wait_until_idle(5)
+        assert server.metric(steps) - before < whole / 2

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.packages import pip_install
@@ -43,7 +42,7 @@ def test_installed_algorithm_over_http(installed: Path, tmp_path: Path) -> None:
         answer, steps = ask(**name, diffusion_share=0.25)
         assert answer == "14 35 61 88"
         assert ask(**name, diffusion_share=1.0)[1] < steps, "all at once is one step a block"
-        counters = httpx.get(f"{server.url}/metrics", timeout=10).text
+        counters = server.client.get("/metrics").text
         own = r'^vllm:diffusion_finished_requests_by_algorithm_total\{algorithm="HalfAtATime",'
         assert re.findall(own + r".*\} (.*)$", counters, re.MULTILINE) == ["2.0"]
         wrong = {"diffusion_algorithm": "HalfAtATime", "diffusion_share": 2}

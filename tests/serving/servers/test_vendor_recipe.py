@@ -6,12 +6,9 @@ written into the checkpoints, so that each would be seen to be ignored.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +16,20 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
 from tests.families.test_sdar_config import started
-from tests.serving.servers.test_agent_streams import DAYS, FAMILIES, Family
+from tests.serving.servers.test_agent_streams import (
+    DAYS,
+    ENDPOINTS,
+    FAMILIES,
+    QUICK,
+    Family,
+    assert_streams_are_answers,
+)
 from tests.support.agent_answers import Answer, ask, tool
 from tests.support.checkpoints import TINY
-from tests.support.server import Server
+from tests.support.mistakes_in_requests import image, picture
+from tests.support.server import Pool, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -69,25 +73,29 @@ class Served:
     scope="module",
     params=["gemma", *(pytest.param(name, marks=pytest.mark.long) for name in ("llada2", "sdar"))],
 )
-def served(
+def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    name, scratch = request.param, tmp_path_factory.mktemp(request.param)
-    family = FAMILIES[name]
-    model = family.copied_to(scratch)
+) -> tuple[str, Path]:
+    name = request.param
+    model = FAMILIES[name].copied_to(tmp_path_factory.mktemp(name))
     write(model / "config.json", **{LENGTH_FIELDS[name]: 2 * CANVAS[name]})
     write(model / "generation_config.json", max_new_tokens=WRITTEN, temperature=RECOMMENDED)
     # Thoughts are off unless they are turned on, as in DiffusionGemma's own template.
     template = model / "chat_template.jinja"
     template.write_text(template.read_text().replace("is false", "is not true"))
-    reasoning, calls = family.parsers
+    return name, model
+
+
+@pytest.fixture
+def served(checkpoint: tuple[str, Path], pool: Pool) -> Served:
+    name, model = checkpoint
+    reasoning, calls = FAMILIES[name].parsers
     flags = (
         *(*RECIPE, "--diffusion-config", json.dumps({"canvas_length": CANVAS[name]})),
         *("--reasoning-parser", reasoning, "--tool-call-parser", calls),
+        *(PICTURES if name == "gemma" else ()),
     )
-    pictures = PICTURES if name == "gemma" else ()
-    with Server(model, *flags, *pictures, log=scratch / "log") as running:
-        yield Served(name, family, running)
+    return Served(name, FAMILIES[name], pool.get(model, *flags))
 
 
 def write(file: Path, **fields: Any) -> None:
@@ -163,6 +171,11 @@ def test_thoughts(served: Served) -> None:
     assert answer.thought == "" and answer.text
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_a_stream_is_the_answer(served: Served, endpoint: str) -> None:
+    assert_streams_are_answers(served.family, served.server, endpoint, QUICK, greedy=True)
+
+
 def test_max_new_tokens(served: Served) -> None:
     """Nothing limits an answer but the context."""
     asked = {"messages": [{"role": "user", "content": "copy abc"}], "ignore_eos": True}
@@ -191,20 +204,23 @@ def test_a_null_removes_a_recommendation(model: str, limit: int | None, tmp_path
         assert config.model_config.get_diff_sampling_param().get("max_tokens") == wanted
 
 
-@pytest.mark.parametrize("served", ["gemma"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["gemma"], indirect=True)
 def test_pictures(served: Served) -> None:
     """One a prompt, read as 70 soft tokens at the most."""
-    file = io.BytesIO()
-    Image.new("RGB", (900, 900)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    picture = {"type": "image_url", "image_url": {"url": url}}
+    part = picture(900, 900)
 
     def show(count: int) -> httpx.Response:
-        content = [*[picture] * count, {"type": "text", "text": "?"}]
-        message = {"role": "user", "content": content}
-        return served.server.post("/v1/chat/completions", messages=[message], max_tokens=4)
+        return served.server.post("/v1/chat/completions", **image(*[part] * count), max_tokens=4)
 
     none, one = (show(count).json()["usage"]["prompt_tokens"] for count in (0, 1))
     assert 30 < one - none <= 75
     refused = show(2)
     assert refused.status_code == 400 and "image" in refused.text, refused.text
+    long = served.server.post("/v1/chat/completions", **image(picture(8000, 20)), max_tokens=4)
+    assert long.status_code == 200, long.text
+    for url, complaint in (
+        ("x.png", "The URL must be either a HTTP, data or file"),
+        ("data:image/png;base64,AAAA", "cannot identify image"),
+    ):
+        refused = served.server.post("/v1/chat/completions", **image(url), max_tokens=4)
+        assert refused.status_code == 400 and complaint in refused.text, refused.text

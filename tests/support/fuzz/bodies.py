@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
-from hypothesis import strategies as st
-
 from tests.support.fuzz.endpoints import GENERATING, ODD_WORDS, Endpoint, Field
-from tests.support.fuzz.requests import bodies, placed, weight
+from tests.support.fuzz.requests import body_of, placed, weight
 from tests.support.fuzz.values import FLOATS, INTEGERS, kinds_of, values_for
 
 EOS = 257
@@ -75,7 +71,7 @@ def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
     beside = whole - broken - bare - len(numbers)
     share = min(RANDOM, beside / whole) if beside > LEAST_RANDOM * whole else RANDOM
     made += [
-        (one, body, names, "random") for one, body, names in drawn(posts, int(whole * share), seed)
+        (one, body, names, "random") for one, body, names in drawn(posts, int(whole * share), draw)
     ]
     extreme = [*numbers, *others][: max(0, count - len(made) - broken - bare)]
     made += [(one, body, (str(field),), "extreme") for one, field, body in extreme]
@@ -201,37 +197,13 @@ def contradictions(
 
 
 def drawn(
-    posts: Sequence[Endpoint], count: int, seed: int
-) -> list[tuple[Endpoint, dict[str, Any], tuple[str, ...]]]:
+    posts: Sequence[Endpoint], count: int, draw: random.Random
+) -> Iterator[tuple[Endpoint, dict[str, Any], tuple[str, ...]]]:
     """Bodies with several options, more of them for the endpoints that matter more."""
     weights = {one.path: weight(one) for one in posts if one.fields}
-    made = []
     for one in posts:
-        share = int(count * weights.get(one.path, 0) / sum(weights.values()))
-        made += [(one, *pair) for pair in examples(bodies(one), share, seed)]
-    return made
-
-
-def examples(strategy: st.SearchStrategy[Any], count: int, seed: int) -> list[Any]:
-    """So many values of a strategy, the same for the same seed."""
-    found: list[Any] = []
-    if count == 0:
-        return found
-
-    @seeded(seed)
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(value: Any) -> None:
-        found.append(value)
-
-    collect()
-    return found
+        for _ in range(int(count * weights.get(one.path, 0) / sum(weights.values()))):
+            yield one, *body_of(one, draw)
 
 
 def encoded(body: Any) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from tests.support.fuzz.bodies import Body
+from tests.support.soak.client import session as session
 
 # Seconds; beyond them a request is given up, and asked again alone.
 PATIENCE = 60.0
@@ -42,13 +43,6 @@ class Reply:
 
     def __str__(self) -> str:
         return f"{self.status} after {self.seconds:.1f} s: {self.text[:300]} for {self.body}"
-
-
-def session() -> aiohttp.ClientSession:
-    """Connections without limit, each for one request: the server closes idle ones."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    timeout = aiohttp.ClientTimeout(total=None)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
 
 
 async def send(

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
+from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import Server
-from tests.support.soak.models import (
-    NEMOTRON,
-    adapter_flags,
-    frontend_flags,
-    write_nemotron,
-)
+from tests.support.soak.models import adapter_flags, chosen, frontend_flags
 from tests.support.tiny_llama import write_tiny_llama
 
 ENVIRONMENT = {
@@ -44,41 +38,13 @@ KNOWN: Sequence[Mapping[str, Any]] = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Model:
-    """What is served.
-
-    Attributes:
-        path: the checkpoint.
-        corruption: what its canvases are full of, ``mask`` or ``uniform``.
-        reasoning: the reasoning parser.
-        adapters: names of LoRA adapters that are served beside the model.
-        flags: more flags of ``vllm serve``.
-        known: requests whose answers must not change.
-    """
-
-    path: Path
-    corruption: str
-    reasoning: str = "granite"
-    adapters: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()
-    known: Sequence[Mapping[str, Any]] = KNOWN
-
-    def server(self, log: Path) -> Server:
-        """Not started yet."""
-        if self.path == NEMOTRON:
-            write_nemotron()
-        own = (*frontend_flags(self.reasoning), *self.flags)
-        adapters = adapter_flags(self.path, self.adapters, log.parent)
-        return Server(self.path, *OPEN, *own, *adapters, log=log, env=ENVIRONMENT)
-
-
-MODELS = {
-    "llada2": Model(TINY_LLADA2, "mask"),
-    "sdar": Model(TINY_SDAR, "mask", reasoning="qwen3", adapters=("a",)),
-    "gemma": Model(TINY_GEMMA, "uniform", flags=TEXT_ONLY_FLAGS),
-    "nemotron": Model(NEMOTRON, "mask"),
-}
+def server_of(name: str, log: Path) -> Server:
+    """A server of one of the soak's models, not started yet."""
+    model = chosen(name)
+    adapters = model.adapters[:1]
+    flags = (*OPEN, *frontend_flags(model.reasoning), *model.flags)
+    beside = adapter_flags(model.path, adapters, log.parent)
+    return Server(model.path, *flags, *beside, log=log, env=ENVIRONMENT)
 
 
 def plain_server(scratch: Path) -> Server:

@@ -17,10 +17,11 @@ import httpx
 from tests.support.fuzz.bodies import Body, plan
 from tests.support.fuzz.client import GIVEN_UP, Reply, send, session
 from tests.support.fuzz.endpoints import endpoints
-from tests.support.fuzz.models import Model
+from tests.support.fuzz.models import KNOWN, server_of
 from tests.support.fuzz.rules import NAMING, SLOWEST, Finding, Site, site_of, unnamed
 from tests.support.progress import Progress
 from tests.support.server import Server
+from tests.support.soak.models import MODELS
 
 AT_ONCE = 16
 KNOWN_EVERY = 40  # bodies between two known answers
@@ -89,9 +90,10 @@ class Report:
 class Fuzzer:
     """One model's run: its server, which may have to be started again, and what was seen."""
 
-    def __init__(self, model: Model, scratch: Path, name: str) -> None:
-        self.model, self.scratch, self.report = model, scratch, Report(name)
-        self.server = model.server(scratch / f"{name}.log")
+    def __init__(self, name: str, scratch: Path) -> None:
+        self.report = Report(name)
+        self.corruption = MODELS[name].corruption
+        self.server = server_of(name, scratch / f"{name}.log")
         self.known: list[tuple[Mapping[str, Any], Any]] = []
         self.failed: list[Reply] = []
         self.late: list[Reply] = []
@@ -106,7 +108,7 @@ class Fuzzer:
         try:
             with self.server:
                 document = httpx.get(f"{self.server.url}/openapi.json", timeout=30).json()
-                bodies = plan(endpoints(document, self.model.corruption), count, seed)
+                bodies = plan(endpoints(document, self.corruption), count, seed)
                 asyncio.run(self.fuzz(bodies))
         finally:
             self.server.stop()
@@ -114,7 +116,7 @@ class Fuzzer:
 
     async def fuzz(self, bodies: Sequence[Body]) -> None:
         async with session() as opened:
-            self.known = [(ask, await self.answer(opened, ask)) for ask in self.model.known]
+            self.known = [(ask, await self.answer(opened, ask)) for ask in KNOWN]
             begin = time.monotonic()
             waiting = list(bodies)
             progress = Progress(f"{self.report.model}", len(waiting))
@@ -241,7 +243,8 @@ class Fuzzer:
 
     def restart(self) -> None:
         self.server.stop()
-        self.server = self.model.server(self.server.log.with_suffix(f".{time.monotonic():.0f}.log"))
+        log = self.server.log.with_suffix(f".{time.monotonic():.0f}.log")
+        self.server = server_of(self.report.model, log)
         self.server.__enter__()
 
     # ---- afterwards

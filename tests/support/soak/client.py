@@ -199,7 +199,8 @@ def joined(parts: Iterable[dict[str, Any]]) -> Answer:
 def session() -> aiohttp.ClientSession:
     """Connections without limit, each for one request."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    timeout = aiohttp.ClientTimeout(total=None)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
 
 
 class Sender(Protocol):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.support.checkpoints import TINY_SDAR
-from tests.support.server import Server
+from tests.support.mistakes_in_requests import assert_mistakes_are_refused
+from tests.support.server import Pool, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -36,10 +36,9 @@ NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
 CALL, CALL_END, THINK, THINK_END = 259, 260, 261, 262  # ids of the tokenizer
 
 
-@pytest.fixture(scope="module")
-def sdar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(TINY_SDAR, *FLAGS, log=tmp_path_factory.mktemp("sdar") / "log") as running:
-        yield running
+@pytest.fixture
+def sdar(pool: Pool) -> Server:
+    return pool.get(TINY_SDAR, *FLAGS)
 
 
 def chat(server: Server, **options: Any) -> dict[str, Any]:
@@ -95,3 +94,7 @@ def test_the_responses_api_thinks_as_well(sdar: Server) -> None:
         for part in item["content"]
     ]
     jsonschema.validate(json.loads("".join(texts)), RECORD)
+
+
+def test_mistakes(sdar: Server) -> None:
+    assert_mistakes_are_refused(sdar, "SDAR")
