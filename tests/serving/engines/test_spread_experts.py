@@ -94,7 +94,7 @@ def test_one_rank_has_all_experts(family: Family) -> None:
 def test_tensor_parallel(family: Family) -> None:
     """Attention is split over the ranks, and experts are spread over them.
 
-    SDAR's random model has near ties; see `test_sdar_ranks`, which knows them.
+    SDAR's random model has near ties; see `test_families`, which knows them.
     """
     model, options, alone = family
     both = SPREAD | options | {"tensor_parallel_size": 2}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from examples.tiny.tasks import TASKS, held_out_set
 from examples.tiny.tokens import llada2_tokenizer
 from examples.tiny.training import Encoder, Example
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.engine import Engine, engine, greedy
+from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference
 from tests.support.statistics import wilson_interval
 
@@ -19,8 +19,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK = 32
 ONE_AT_A_TIME = 1.01
-# Decisions closer than this may legitimately fall differently in another summation order.
-MARGIN = 3e-5
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +36,13 @@ def test_equals_the_reference(running: Engine) -> None:
     tokenizer = llada2_tokenizer()
     reference = Reference.load(TINY_LLADA2, BLOCK, tokenizer.mask_token_id)
     examples = encoded(9)[: 8 * len(TASKS) + 7]
-    with torch.no_grad():
-        wanted = [
-            reference.generate(example.prompt, 0.9, 64, {tokenizer.eos_token_id})
-            for example in examples
-        ]
-    robust = [i for i, (_, margin) in enumerate(wanted) if margin > MARGIN]
+    rule, ends = Rule(threshold=0.9), (tokenizer.eos_token_id,)
+    wanted = [reference.generate(example.prompt, 64, rule, ends) for example in examples]
+    robust = [i for i, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= 50, "too many near ties to compare 50 prompts"
     params = [greedy(64, diffusion_threshold=0.9) for _ in examples]
     got = running.generate([example.prompt for example in examples], params)
-    different = [i for i in robust if got[i][0] != wanted[i][0]]
+    different = [i for i in robust if got[i][0] != wanted[i].tokens]
     assert not different, [examples[i].problem for i in different]
 
 

@@ -12,14 +12,13 @@ from examples.tiny.tokens import sdar_tokenizer
 from examples.tiny.training import Encoder, Example
 from tests.support.checkpoints import TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
-from tests.support.reference_sdar import Answer, Reference, Rule
+from tests.support.reference import MARGIN, Answer
+from tests.support.reference_sdar import Reference, Rule
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 BLOCK = 4
 MOST = 64  # tokens of an answer
-# Decisions closer than this may legitimately fall differently in another summation order.
-MARGIN = 3e-5
 # How blocks are committed: what the worker calls it, and what asks for it.
 COMMITS: dict[str, tuple[str, bool]] = {
     "two blocks": ("on", True),
@@ -58,7 +57,7 @@ def wanted() -> list[tuple[Example, Answer]]:
     tokenizer, reference = sdar_tokenizer(), Reference(TINY_SDAR)
     ends = (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
     return [
-        (example, reference.generate(example.prompt, MOST, Rule(threshold=0.9), BLOCK, ends))
+        (example, reference.generate(example.prompt, MOST, Rule(threshold=0.9), ends))
         for example in encoded(9)
     ]
 
@@ -66,7 +65,7 @@ def wanted() -> list[tuple[Example, Answer]]:
 def test_equals_the_reference(running: Engine, wanted: list[tuple[Example, Answer]]) -> None:
     """A wrong mask, cache, rule or end of a turn changes tokens; by default, so nothing is asked.
 
-    Random weights (`test_sdar.py`) never end a turn, and hardly ever decide a whole block at once.
+    Random weights (`test_families.py`) never end a turn, and hardly ever decide a whole block.
     """
     robust = [n for n, (_, answer) in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= 50, "too many near ties to compare 50 prompts"

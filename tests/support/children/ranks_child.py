@@ -1,9 +1,9 @@
-"""The answers of engines with several ranks that serve an SDAR checkpoint: a JSON line for each.
+"""The answers of engines with several ranks that serve one checkpoint: a JSON line for each.
 
-python -m tests.support.children.sdar_ranks_child MODEL '[REQUEST, ...]' '[ENGINE OPTIONS, ...]'
+python -m tests.support.children.ranks_child MODEL REQUESTS '[ENGINE OPTIONS, ...]'
 
-Requests are those of `sdar_child`. Each engine gets all of them at once, then once more, so that
-prompts come out of the prefix cache.
+The file of requests has a list of `{"prompt", "max_tokens", "stop", "options"}`. Each engine gets
+all of them at once, then once more, so that prompts come out of the prefix cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import settings
-from tests.support.sdar_requests import parameters
+from tests.support.engine import greedy, settings
 
 
 def has_window(worker: Any) -> bool:
@@ -35,7 +34,15 @@ def answers(model: Path, requests: list[dict[str, Any]], options: dict[str, Any]
     from vllm import LLM
 
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
-    params = parameters(requests)
+    params = [
+        greedy(
+            request["max_tokens"],
+            ignore_eos=True,
+            stop_token_ids=request["stop"],
+            **request["options"],
+        )
+        for request in requests
+    ]
     # The checkpoint alone says how long its blocks are.
     if extension := options.get("worker_extension_cls"):
         importlib.import_module(extension.rpartition(".")[0])  # here, too, and not in workers alone
@@ -61,6 +68,7 @@ if __name__ == "__main__":
 
     # Workers do not have this module, which is the child's `__main__`.
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+    asked = json.loads(Path(sys.argv[2]).read_text())
     for options in json.loads(sys.argv[3]):
-        print(json.dumps(answers(Path(sys.argv[1]), json.loads(sys.argv[2]), options)), flush=True)
+        print(json.dumps(answers(Path(sys.argv[1]), asked, options)), flush=True)
         gc.collect()
