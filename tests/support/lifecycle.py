@@ -55,7 +55,9 @@ class World:
     def make(
         cls, family: Family, running: Engine, asynchronous: bool, temperature: float = 0.0
     ) -> World:
-        near, far, new, victim = family.prompts(family.lengths, seed=2)
+        near, far = family.prompts(family.lengths[:2], seed=2)
+        (new,) = family.prompts(family.lengths[2:3], seed=4)
+        (victim,) = family.prompts(family.lengths[3:], seed=5)
         tokens = 4 * family.length
         asked = {
             "near": (near, family.params(tokens, ignore_eos=True, seed=1)),

@@ -82,8 +82,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "vllm.model_executor": (
         f"{_ENGINES}/test_golden.py",
         f"{_ENGINES}/test_gemma.py",
-        f"{_ENGINES}/test_sdar.py",
-        f"{_ENGINES}/test_nemotron.py",
+        f"{_ENGINES}/test_families.py",
     ),
     "vllm.multimodal": (f"{_ENGINES}/test_pictures.py",),
     "vllm.distributed.kv_transfer": (f"{_ENGINES}/test_kv_transfer.py",),

@@ -6,8 +6,10 @@ LLaDA2 is compared with golden vectors (`test_golden.py`), and DiffusionGemma wi
 
 from __future__ import annotations
 
-import json
+import gc
+import importlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,18 @@ from typing import Any
 import pytest
 
 from tests.support import reference_diffcoder, reference_fast_dllm
-from tests.support.engine import answers_of_child, engine, greedy
-from tests.support.families import CONTEXT, FAMILIES, assert_equal, assert_served, prompt, requests
-from tests.support.reference import MARGIN
+from tests.support.child import in_child
+from tests.support.engine import engine, greedy, settings
+from tests.support.families import (
+    CONTEXT,
+    FAMILIES,
+    Asked,
+    assert_equal,
+    assert_served,
+    prompt,
+    requests,
+)
+from tests.support.reference import MARGIN, Answer
 from tests.support.reference_llada22 import Reference22
 from vllm_dllm.vllm_seams.registration import RefusedError
 
@@ -161,18 +172,48 @@ def test_spread_experts_equal_the_reference(block: int, tmp_path: Path) -> None:
     assert found["held experts"] == [[4], [4]]
 
 
+def has_window(worker: Any) -> bool:
+    """Whether a rank reads two blocks in a step."""
+    return worker.model_runner.model_state.slots.window is not None
+
+
+def held_experts(worker: Any) -> list[int]:
+    """How many experts a layer of a rank holds; one number, if all layers agree."""
+    named = worker.model_runner.model.named_parameters()
+    return sorted({len(weight) for name, weight in named if name.endswith("w13_weight")})
+
+
+def by_ranks(model: str, asked: list[Any], ways: list[dict[str, Any]]) -> Iterator[Any]:
+    """What engines of several ranks make of the requests, twice, in a process of its own."""
+    from vllm import LLM
+
+    prompts = [{"prompt_token_ids": prompt} for prompt, *_ in asked]
+    params = [Asked(*given, Answer()).params() for given in asked]
+    # The checkpoint alone says how long its blocks are.
+    own = {"diffusion_config": None, "max_model_len": CONTEXT, "disable_log_stats": False}
+    for options in ways:
+        if extension := options.get("worker_extension_cls"):
+            importlib.import_module(extension.rpartition(".")[0])  # here, too, not in workers alone
+        llm = LLM(model=model, **(settings(0) | own | options))
+        windows, held = llm.collective_rpc(has_window), llm.collective_rpc(held_experts)
+        found = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+        preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        yield {
+            "answers": [[list(output.outputs[0].token_ids) for output in once] for once in found],
+            "two blocks": windows,
+            "held experts": held,
+            "preemptions": preempted[0],
+        }
+
+
 def on_ranks(model: Path, family: str, block: int, ways: dict[str, Any]) -> list[dict[str, Any]]:
     """What engines of several ranks say, whose answers are the reference's."""
     asked = requests(family, model, block)
-    given = [
-        {"prompt": one.prompt, "max_tokens": one.max_tokens, "stop": one.stop}
-        | {"options": one.options}
-        for one in asked
-    ]
-    file = model / "asked.json"
-    file.write_text(json.dumps(given))
-    options = [{"max_model_len": CONTEXT} | each for each in ways.values()]
-    found = answers_of_child("ranks_child", model, file, options)
+    given = [(one.prompt, one.max_tokens, one.stop, one.options) for one in asked]
+    found = in_child(by_ranks, model, given, list(ways.values()))
     for way, served in zip(ways, found, strict=True):
         for tokens in served["answers"]:
             assert_equal(way, asked, tokens)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import count_calls, engine, greedy
-from tests.support.families import WAYS, prompt
+from tests.support.families import CONTEXT, WAYS, prompt
 from tests.support.reference import MARGIN
 from tests.support.reference_nemotron import (
     MASK,
@@ -71,9 +71,10 @@ def test_the_answer_is_that_of_greedy_decoding(
     robust = [n for n, margin in enumerate(margins) if margin > MARGIN]
     assert len(robust) >= 0.98 * count, "too many near ties to compare"
     for name in names:
-        room = EVERY[name].get("max_model_len", 512)
+        options = {"diffusion_config": None, "max_model_len": CONTEXT} | EVERY[name]
+        room = options["max_model_len"]
         fit = [tokens[: room - len(one)] for (one, _), tokens in zip(asked, wanted, strict=True)]
-        with engine(model, 0, **(EVERY[name] | {"diffusion_config": None})) as running:
+        with engine(model, 0, **options) as running:
             preempted = count_calls(running.scheduler, "_preempt_request")
             for _ in range(2):  # the second time prompts come out of the cache
                 found = answers(running, asked, **OPTIONS)

@@ -7,6 +7,7 @@ buffers only the rotary tables are computed: beside them vLLM has a few numbers 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from benchmarks.published import Geometry
 from benchmarks.real_size import SYSTEMS, write_checkpoint
 from tests.benchmarks.geometries import geometry
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.engine import answers_of_child, engine, greedy
+from tests.support.child import in_child
+from tests.support.engine import engine, greedy, settings
 from tests.support.published import sdar_config
 from tests.support.quantized import GROUP, quantized
 
@@ -69,6 +71,18 @@ def in_process(path: Path, model: Geometry, **options: Any) -> tuple[list, dict[
         return running.llm.collective_rpc("held"), cache_report(running.llm)
 
 
+def held_by_ranks(path: str, block: int, options: dict[str, Any]) -> Iterator[Any]:
+    """What each rank holds, and what the engine reports, in a process of its own."""
+    from vllm import LLM
+
+    from tests.support.loaded import cache_report
+
+    llm = LLM(model=path, **(settings(block) | options))
+    params = [greedy(4, diffusion_max_steps=1)]
+    llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+    yield llm.collective_rpc("held"), cache_report(llm)
+
+
 @pytest.mark.parametrize(
     "name", ["llada2", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma", "sdar"))]
 )
@@ -83,7 +97,7 @@ def test_two_ranks(name: str) -> None:
     """DiffusionGemma's full-attention layers have one head of keys, which both ranks hold."""
     model = geometry(json.loads((TINY[name] / "config.json").read_text()))
     options = options_for(model) | {"tensor_parallel_size": 2}
-    ((held, report),) = answers_of_child("memory_child", TINY[name], model.canvas, options)
+    ((held, report),) = in_child(held_by_ranks, TINY[name], model.canvas, options)
     assert len(held) == 2
     check(model, model_memory.unquantized(), held, report)
 

@@ -21,7 +21,7 @@ from tests.support.reference_nemotron import MASK, Reference, Rule, random_check
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-BLOCK, CONTEXT, SEEDS = 8, 93, 1500
+BLOCK, CONTEXT, SEEDS = 8, 93, 800
 GIVEN = prompt(0, 21)
 ONE_STEP = {"diffusion_max_steps": 1}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.engine import answers_of_child
+from tests.support.child import in_child
+from tests.support.engine import count_calls, engine, greedy
 from tests.support.packages import pip_install
 from tests.support.reference import MARGIN, Answer, Rule
 from tests.support.reference_block_qwen2 import BLOCK, Reference, random_checkpoint
@@ -53,6 +55,32 @@ def reference_answers(model: Path, asked: list[dict[str, Any]]) -> list[Answer]:
     ]
 
 
+def served(model: str, asked: list[dict[str, Any]]) -> Iterator[list[list[list[int]]]]:
+    """Where the family is installed: the answers of each engine, and again out of the cache."""
+    prompts, params = (
+        [one["prompt"] for one in asked],
+        [
+            greedy(
+                one["max_tokens"],
+                ignore_eos=True,
+                stop_token_ids=one["stop"],
+                diffusion_threshold=one["threshold"],
+            )
+            for one in asked
+        ],
+    )
+    for name, options in ENGINES.items():
+        # The checkpoint alone says how long its canvases are.
+        with engine(Path(model), BLOCK, **(options | {"diffusion_config": None})) as running:
+            assert type(running.runner.model).__module__ == "block_qwen2_model"
+            assert type(running.runner.model_state.family).__module__ == "block_qwen2"
+            preempted = count_calls(running.scheduler, "_preempt_request")
+            twice = [running.generate(prompts, params) for _ in range(2)]
+            assert bool(preempted) == (name == "preempted"), name
+            running.assert_idle()
+        yield [[tokens for tokens, _ in once] for once in twice]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pip_install(PACKAGE, FILES, tmp_path_factory)
@@ -80,17 +108,9 @@ def test_installed_family_equals_transformers(installed: Path, tmp_path: Path, t
     assert max(steps) == BLOCK and min(steps) == 1 and len(set(steps)) >= 6, steps
 
     path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
-    found = answers_of_child(
-        "third_party_child",
-        model,
-        asked,
-        list(ENGINES.values()),
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    for name, engine in zip(ENGINES, found, strict=True):
-        assert (engine["model"], engine["family"]) == ("block_qwen2_model", "block_qwen2")
-        assert (engine["preemptions"] > 0) == (name == "preempted"), name
-        for answers in engine["answers"]:
+    found = in_child(served, model, asked, env=os.environ | {"PYTHONPATH": path})
+    for name, twice in zip(ENGINES, found, strict=True):
+        for answers in twice:
             different = [n for n in robust if answers[n] != wanted[n].tokens]
             assert not different, (name, different)
 

@@ -7,6 +7,7 @@ a newcomer that gets the victim's slot is exact.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,16 +123,31 @@ def each(cases: Callable[[Way], list[tuple[Any, ...]]]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[World]:
-    way: Way = WAYS[request.param]
-    family = way.family(tmp_path_factory.mktemp("lifecycle") / "model")
-    family = replace(family, slow=way.asked or family.slow)
-    budget = {"max_num_seqs": 3, "max_num_batched_tokens": family.budget}
-    with family.start(**(budget | way.options)) as running:
-        made = World.make(family, running, way.options["async_scheduling"], way.temperature)
-        yield made.hurried() if way.hurried else made
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+    """The world of each way, which is begun once: engines live beside each other, and end at once,
+    because vLLM's groups of processes end with the first of them."""
+    begun: dict[str, World] = {}
+    with contextlib.ExitStack() as engines:
+
+        def world(name: str) -> World:
+            if name in begun:
+                return begun[name]
+            way = WAYS[name]
+            family = way.family(tmp_path_factory.mktemp("lifecycle") / "model")
+            family = replace(family, slow=way.asked or family.slow)
+            budget = {"max_num_seqs": 3, "max_num_batched_tokens": family.budget}
+            running = engines.enter_context(family.start(**(budget | way.options)))
+            ahead = way.options["async_scheduling"]
+            made = World.make(family, running, ahead, way.temperature)
+            begun[name] = made.hurried() if way.hurried else made
+            return begun[name]
+
+        yield world
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
+    return worlds(request.param)
 
 
 def events(way: Way) -> list[tuple[str, str]]:
