@@ -30,13 +30,14 @@ ONE_AT_A_TIME = 1.01
 
 @dataclass(frozen=True)
 class Model:
-    """A trained checkpoint, its reference and the rule that it is asked for by default."""
+    """A trained checkpoint, its reference, a rule, and the options that ask for it."""
 
     path: Path
     reference: Reference
     encoder: Encoder
     ends: tuple[int, ...]
     rule: Rule
+    options: dict[str, Any]
 
     def encoded(self, per_task: int) -> list[Example]:
         return [self.encoder(problem) for problem in held_out_set(per_task)]
@@ -46,15 +47,16 @@ def llada2() -> Model:
     tokenizer = llada2_tokenizer()
     reference = reference_llada2.Reference.load(TINY_LLADA2, 32, tokenizer.mask_token_id)
     ends = (tokenizer.eos_token_id,)
-    return Model(TINY_LLADA2, reference, Encoder(tokenizer), ends, Rule(threshold=0.9))
+    rule, options = Rule(threshold=0.9), {"diffusion_threshold": 0.9}
+    return Model(TINY_LLADA2, reference, Encoder(tokenizer), ends, rule, options)
 
 
 def sdar() -> Model:
-    """A turn ends with either token."""
+    """A turn ends with either token; its rule is the default."""
     tokenizer, reference = sdar_tokenizer(), reference_sdar.Reference(TINY_SDAR)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     ends = (tokenizer.eos_token_id, end)
-    return Model(TINY_SDAR, reference, Encoder(tokenizer, end), ends, reference_sdar.Rule())
+    return Model(TINY_SDAR, reference, Encoder(tokenizer, end), ends, reference_sdar.Rule(), {})
 
 
 # What an engine is started with: SDAR's for each way to commit blocks.
@@ -83,7 +85,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Engine]]:
 
 
 def test_equals_the_reference(served: tuple[Model, Engine]) -> None:
-    """A wrong mask, cache, rule or end of a turn changes tokens. Requests ask for nothing."""
+    """A wrong mask, cache, rule or end of a turn changes tokens."""
     model, running = served
     prompts = [example.prompt for example in model.encoded(9)]
     wanted = [model.reference.generate(one, MOST, model.rule, model.ends) for one in prompts]
@@ -91,7 +93,7 @@ def test_equals_the_reference(served: tuple[Model, Engine]) -> None:
     assert len(robust) >= 50, "too many near ties to compare 50 prompts"
     steps = [count for n in robust for count in wanted[n].decided]
     assert min(steps) == 1 < max(steps)
-    got = running.generate(prompts, [greedy(MOST)] * len(prompts))
+    got = running.generate(prompts, [greedy(MOST, **model.options)] * len(prompts))
     different = [n for n in robust if got[n][0] != wanted[n].tokens]
     assert not different, different
 
