@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +16,22 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 Server.forks = True
+
+
+@pytest.fixture
+def package_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """What the package logs, which vLLM's loggers do not pass on to pytest."""
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+
+    configure_logging_if_needed(LoggingConfig())  # else the first engine would undo what follows
+    logger = logging.getLogger("vllm.dllm")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level("INFO", logger="vllm.dllm")
+    return caplog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

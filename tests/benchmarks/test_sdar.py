@@ -23,9 +23,9 @@ def test_the_loop_equals_the_reference(tmp_path: Path, threshold: float, steps: 
     prompts = [[(31 * n + 7 * size) % 290 for n in range(size)] for size, _ in ASKED]
     name = "LowConfidenceStatic" if threshold > 1 else "LowConfidenceDynamic"
     rule = Rule(name, threshold, steps)
-    first = [reference.generate(prompt, 9, rule, 4) for prompt in prompts]
+    first = [reference.generate(prompt, 9, rule) for prompt in prompts]
     end = first[2].tokens[4]  # one of them ends early
-    wanted = [reference.generate(prompt, 9, rule, 4, (end,)) for prompt in prompts]
+    wanted = [reference.generate(prompt, 9, rule, (end,)) for prompt in prompts]
     robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= 4
     rules = Rules(MASK, frozenset([end]), 4, threshold, steps, 9)

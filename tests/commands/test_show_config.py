@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 from pathlib import Path
@@ -199,15 +198,13 @@ def test_an_override_that_cannot_act_is_refused(
 
 
 def test_overrides_are_not_blamed_on_the_checkpoint(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    package_log: pytest.LogCaptureFixture,
 ) -> None:
     """Nor is it where the canvas length comes from."""
-    shown("tiny-llada2")  # The first configuration sets the handlers of vLLM's loggers.
-    monkeypatch.setattr(logging.getLogger("vllm.dllm"), "handlers", [caplog.handler])
     recipe = {"diffusion_sampler": "entropy_bound", "diffusion_entropy_bound": 0.1}
     shown("tiny-diffusiongemma", "--hf-overrides", json.dumps(recipe))
     shown("tiny-llada2", "--hf-overrides", '{"jitter": 1}')
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in package_log.records]
     settings = '{"dllm": {"algorithm": "EntropyBound", "entropy_bound": 0.1}}'
     assert (
         "dllm: --hf-overrides: diffusion_sampler and diffusion_entropy_bound have no effect; set "

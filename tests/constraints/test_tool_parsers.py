@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from functools import cache
 from inspect import signature
@@ -99,14 +98,11 @@ def test_calls_are_followed_or_refused(parser: str, choice: Any) -> None:
         assert found.json is not None and choice != "auto"
 
 
-def test_who_cannot_require_calls_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger("vllm.dllm"), "handlers", [caplog.handler])
+def test_who_cannot_require_calls_is_named(package_log: pytest.LogCaptureFixture) -> None:
     for parser in parsers():
-        caplog.clear()
+        package_log.clear()
         check_parser(parser)
-        assert (f"--tool-call-parser {parser}: " in caplog.text) == (parser in REFUSED)
+        assert (f"--tool-call-parser {parser}: " in package_log.text) == (parser in REFUSED)
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "hermes", "glm47", "deepseek_v41", "kimi_k2"])

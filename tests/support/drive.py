@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import oracle, reference_nemotron
+from tests.support import (
+    oracle,
+    reference_diffcoder,
+    reference_fast_dllm,
+    reference_llada22,
+    reference_nemotron,
+)
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_gemma import random_checkpoint
 from vllm_dllm.engine.slots import Phase
@@ -34,6 +40,8 @@ class Family:
         vocabulary: ids that prompts may hold, without special ones.
         slow: request options for one to two tokens a step, so that phases last.
         quick: request options for the fewest steps.
+        lengths: of prompts in `lifecycle`: two bystanders, a newcomer and the victim.
+        budget: tokens of a step: three canvases, and chunks shorter than the victim.
     """
 
     name: str
@@ -44,6 +52,8 @@ class Family:
     engine: dict[str, Any]
     slow: dict[str, Any]
     quick: dict[str, Any]
+    lengths: tuple[int, ...] = (13, 30, 11, 45)
+    budget: int = 32
 
     def start(self, **options: Any) -> contextlib.AbstractContextManager[Engine]:
         """An engine with pages of 32 tokens."""
@@ -88,22 +98,44 @@ def gemma(path: Path) -> Family:
         engine={"limit_mm_per_prompt": {"image": 0, "video": 0}},
         slow={"diffusion_max_steps": 6},
         quick={"diffusion_max_steps": 1},
+        lengths=(40, 21, 35, 75),
+        budget=100,
     )
+
+
+SLOW, QUICK = {"diffusion_threshold": 2.0}, {"diffusion_threshold": 0.0}
 
 
 def nemotron(path: Path) -> Family:
     if not path.exists():
         reference_nemotron.random_checkpoint(path, block=8, likely=5)
-    return Family(
-        "nemotron",
-        path,
-        length=8,
-        aligned=False,
-        vocabulary=range(3, 100),
-        engine={"diffusion_config": None},
-        slow={"diffusion_threshold": 2.0},
-        quick={"diffusion_threshold": 0.0},
-    )
+    own = {"diffusion_config": None}
+    return Family("nemotron", path, 8, False, range(3, 100), own, SLOW, QUICK)
+
+
+def diffcoder(path: Path) -> Family:
+    if not path.exists():
+        reference_diffcoder.random_checkpoint(path)
+    own, length = {"diffusion_config": None}, reference_diffcoder.BLOCK
+    lengths = (13, 30, length + 3, 45)
+    return Family("diffcoder", path, length, True, range(6, 290), own, SLOW, QUICK, lengths)
+
+
+def fast_dllm(path: Path) -> Family:
+    """The victim's prompt ends with a block, whose last row predicts the boundary token."""
+    if not path.exists():
+        reference_fast_dllm.random_checkpoint(path, block=8)
+    own, lengths = {"diffusion_config": None}, (13, 32, 16, 64)
+    return Family("fast-dllm", path, 8, True, range(5, 290), own, {}, {}, lengths)
+
+
+def llada22(path: Path) -> Family:
+    if not path.exists():
+        reference_llada22.random_checkpoint22(path, 8)
+    quick = reference_llada22.Rule(299, 290, 291, threshold=0.3, max_post_edit_steps=4)
+    slow = replace(quick, threshold=1.0)
+    vocabulary = range(5, 280)
+    return Family("llada2.2", path, 8, True, vocabulary, {}, slow.options(), quick.options())
 
 
 @dataclass

@@ -16,6 +16,7 @@ from tests.support import reference_gemma, reference_llada2
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
 from tests.support.engine import Engine, greedy
 from tests.support.fidelity import Head, LayerError, layer_errors, recorded
+from tests.support.reference import Rule
 
 # LLaDA2.0-mini's published widths, with two of its twenty layers: a dense one and one of experts.
 MINI_SLICE: dict[str, Any] = {
@@ -101,14 +102,14 @@ def tiny_llada2(per_task: int) -> Subject:
     problems, prompts = _asked(tokenizer, per_task)
     tokens = _random_tokens(2 * BLOCK, 250)
     with torch.no_grad():
-        ends = {tokenizer.eos_token_id}
-        answers = [reference.generate(prompt, 0.9, 64, ends) for prompt in prompts]
+        rule, ends = Rule(threshold=0.9), (tokenizer.eos_token_id,)
+        answers = [reference.generate(prompt, 64, rule, ends) for prompt in prompts]
         layers = reference.hidden_states(tokens)
     return Subject(
         TINY_LLADA2,
         prompts,
-        [answer for answer, _ in answers],
-        [margin for _, margin in answers],
+        [answer.tokens for answer in answers],
+        [answer.margin for answer in answers],
         tokens,
         layers,
         reference.head,
@@ -130,15 +131,15 @@ def mini_slice(path: Path, prompts: int = 10) -> Subject:
     ]
     tokens = _random_tokens(2 * BLOCK, mask, seed=prompts)
     with torch.no_grad():
-        answers = [reference.generate(prompt, 1.01, left, set()) for prompt in asked]
+        answers = [reference.generate(prompt, left, Rule(threshold=1.01)) for prompt in asked]
         layers = reference.hidden_states(tokens)
     head = ("lm_head.weight", "model.norm.weight")
     reference.weights = {name: reference.weights[name] for name in head}
     return Subject(
         path,
         asked,
-        [answer for answer, _ in answers],
-        [margin for _, margin in answers],
+        [answer.tokens for answer in answers],
+        [answer.margin for answer in answers],
         tokens,
         layers,
         reference.head,

@@ -25,8 +25,9 @@ CANVAS_PHASES = {
     # are fused it has not: the canvas has left, and its keys and values are still to be written.
     "commit-in-flight": (1, Phase.DENOISE, 0),
     "second-canvas": (1, Phase.DENOISE, 3),
+    # Of a shifted model: the last block of a prompt is read again for its boundary token.
+    "prompt-again": (-1, Phase.COMMIT, None),
 }
-PHASES = ("waiting", "mid-prefill", *CANVAS_PHASES)
 # What each catches, beside a wrong token and a leaked block:
 EVENTS = {
     "abort": "the slot's next request inherits a canvas, or a result that was in flight",
@@ -34,10 +35,6 @@ EVENTS = {
     "reset": "all requests at once: results in flight are dropped, and made again",
     "abort-while-preempted": "a request that waits for its second turn is not found",
 }
-# Tokens of the bystanders' prompts; of a step: three canvases, and chunks shorter than the victim.
-MASKED = ("llada2", "diffcoder", "nemotron")
-LENGTHS = {**dict.fromkeys(MASKED, (13, 30)), "gemma": (40, 21)}
-BUDGET = {**dict.fromkeys(MASKED, 32), "gemma": 100}
 
 
 @dataclass
@@ -58,9 +55,9 @@ class World:
     def make(
         cls, family: Family, running: Engine, asynchronous: bool, temperature: float = 0.0
     ) -> World:
-        near, far = family.prompts(LENGTHS[family.name], seed=2)
-        (new,) = family.prompts((family.length + 3,), seed=4)
-        (victim,) = family.prompts((75 if family.name == "gemma" else 45,), seed=5)
+        near, far = family.prompts(family.lengths[:2], seed=2)
+        (new,) = family.prompts(family.lengths[2:3], seed=4)
+        (victim,) = family.prompts(family.lengths[3:], seed=5)
         tokens = 4 * family.length
         asked = {
             "near": (near, family.params(tokens, ignore_eos=True, seed=1)),
@@ -68,12 +65,22 @@ class World:
             "newcomer": (new, family.params(family.length + 5, ignore_eos=True, seed=3)),
             "victim": (victim, family.params(3 * family.length, ignore_eos=True, seed=5)),
         }
-        if family.name == "gemma":
-            temperature = 1.5  # else its canvases settle to the same in any step
         for _, params in asked.values():
             params.temperature = temperature
         alone = {name: running.generate([p], [q])[0][0] for name, (p, q) in asked.items()}
         return cls(family, running, asked, alone, asynchronous)
+
+    def hurried(self) -> World:
+        """The victim has finished each canvas in one step, and waits for the others' many."""
+        prompt, params = self.asked["victim"]
+        quick = self.family.params(params.max_tokens, "quick", ignore_eos=True, seed=params.seed)
+        quick.temperature = params.temperature
+        alone = self.running.generate([prompt], [quick])[0][0]
+        return replace(
+            self,
+            asked=self.asked | {"victim": (prompt, quick)},
+            alone=self.alone | {"victim": alone},
+        )
 
     def begin(self) -> Driver:
         """Two requests that denoise, and a third that has just been added."""
@@ -92,31 +99,65 @@ class World:
         return driver
 
     def reach(self, driver: Driver, phase: str) -> None:
-        """Step on until the victim is in this phase."""
+        """Step on until the victim is in this phase.
+
+        Beside those of `CANVAS_PHASES`: ``waiting``, ``mid-prefill``; ``late-N``, when the canvas
+        of this number has no mask left but goes on or waits; ``draft-N`` and ``verify-N``, when
+        that is the next pass and N tokens have been put out.
+        """
         if phase == "waiting":
             assert driver.slot("victim") is None
             return
-        prompt, length = self.asked["victim"][0], self.family.length
-        base = len(prompt) - self.family.tail(prompt)
-
-        def mid_prefill() -> bool:
-            return 0 < driver.request("victim").num_computed_tokens < len(prompt)
-
-        def in_phase() -> bool:
-            n, kind, step = CANVAS_PHASES[phase]
-            found = driver.canvas("victim")
-            return (
-                found is not None
-                and found[:2] == (kind, base + n * length)
-                and step in (None, found[2])
-                and driver.request("victim").num_computed_tokens >= base
-            )
-
-        driver.until(mid_prefill if phase == "mid-prefill" else in_phase)
+        name, _, number = phase.rpartition("-")
+        if phase == "mid-prefill":
+            driver.until(lambda: 0 < self._computed(driver) < len(self.asked["victim"][0]))
+        elif name == "late":
+            driver.until(lambda: self._is_late(driver, int(number)))
+        elif name in ("draft", "verify"):
+            kind = Phase.DENOISE if name == "draft" else Phase.COMMIT
+            driver.until(lambda: self._passes(driver, kind, int(number)))
+        else:
+            driver.until(lambda: self._is_in(driver, *CANVAS_PHASES[phase]))
         assert len(self.running.core.batch_queue or ()) == self.asynchronous
         if phase == "commit-in-flight":
             emitted = driver.request("victim").num_output_tokens
             assert (emitted == 0) == self.asynchronous
+
+    @staticmethod
+    def _computed(driver: Driver) -> int:
+        computed: int = driver.request("victim").num_computed_tokens
+        return computed
+
+    @property
+    def _base(self) -> int:
+        """Where the victim's first canvas begins."""
+        prompt = self.asked["victim"][0]
+        return len(prompt) - self.family.tail(prompt)
+
+    def _is_in(self, driver: Driver, n: int, kind: Phase, step: int | None) -> bool:
+        found = driver.canvas("victim")
+        return (
+            found is not None
+            and found[:2] == (kind, self._base + n * self.family.length)
+            and step in (None, found[2])
+            and self._computed(driver) >= self._base
+        )
+
+    def _is_late(self, driver: Driver, n: int) -> bool:
+        slot, slots = driver.slot("victim"), self.running.slots
+        start = self._base + n * self.family.length
+        if slot is None or driver.canvas("victim")[:2] != (Phase.DENOISE, start):
+            return False
+        joint = slots.algorithms.by_name.get("JointThreshold")
+        if joint is None:
+            return bool(slots.ready[slot] > 0)
+        return bool(
+            joint.state["post_edit_steps"][slot] > 0
+        )  # it has edited, and is not at its end
+
+    def _passes(self, driver: Driver, kind: Phase, tokens: int) -> bool:
+        found, request = driver.canvas("victim"), driver.request("victim")
+        return found is not None and found[0] == kind and request.num_output_tokens >= tokens
 
 
 def abort(world: World, driver: Driver) -> None:

@@ -14,6 +14,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support import reference
+from tests.support.reference import Rule
+
+__all__ = ["Reference", "Rule", "random_checkpoint", "swiglu", "write_tokenizer"]
 SPECIAL = ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>")
 
 
@@ -27,7 +31,7 @@ def swiglu(x: torch.Tensor, w: dict[str, torch.Tensor], prefix: str) -> torch.Te
 
 
 @dataclass
-class Reference:
+class Reference(reference.Reference):
     """One checkpoint with one block length."""
 
     config: dict
@@ -40,7 +44,8 @@ class Reference:
         weights = {k: v.float() for k, v in load_file(path / "model.safetensors").items()}
         return cls(json.loads((path / "config.json").read_text()), weights, block, mask)
 
-    def logits(self, ids: list[int]) -> torch.Tensor:  # [tokens, vocabulary]
+    def logits(self, ids: list[int], start: int | None = None) -> torch.Tensor:
+        """See `reference.Reference`."""
         return self.head(self.hidden_states(ids)[-1])
 
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:  # [tokens, hidden] each
@@ -104,39 +109,6 @@ class Reference:
             own = swiglu(x[token], w, f"{p}.experts.{expert}")
             out.index_add_(0, token, weight[token, nth, None] * own)
         return out
-
-    def generate(
-        self, prompt: list[int], threshold: float, max_tokens: int, end: set[int]
-    ) -> tuple[list[int], float]:
-        """Low-confidence decoding. Also the smallest margin to any decision on the way."""
-        context = prompt[: len(prompt) - len(prompt) % self.block]
-        tail, output, margin = prompt[len(context) :], [], float("inf")
-        while len(output) < max_tokens:
-            canvas = tail + [self.mask] * (self.block - len(tail))
-            masked = set(range(len(tail), self.block))
-            while masked:
-                logits = self.logits(context + canvas)[len(context) :]
-                probability = logits.softmax(-1)
-                logits[:, self.mask] = -torch.inf
-                top = logits.topk(2, dim=-1)
-                p = {i: float(probability[i, top.indices[i, 0]]) for i in masked}
-                accept = {i for i in masked if p[i] > threshold}
-                margin = min([margin, *(abs(v - threshold) for v in p.values())])
-                if not accept:
-                    best, *rest = sorted(p, key=lambda i: (-p[i], i))
-                    margin = min([margin, *(p[best] - p[other] for other in rest[:1])])
-                    accept = {best}
-                gaps = (top.values[:, 0] - top.values[:, 1]).tolist()
-                margin = min([margin, *(gaps[i] for i in accept)])
-                for i in accept:
-                    canvas[i] = int(top.indices[i, 0])
-                masked -= accept
-            for token in canvas[len(tail) :]:
-                output.append(token)
-                if token in end:
-                    return output[:max_tokens], margin
-            context, tail = context + canvas, []
-        return output[:max_tokens], margin
 
 
 def random_checkpoint(path: Path, seed: int, **shape: object) -> dict:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.reference import Answer
 from tests.support.reference_llada2 import Reference, random_checkpoint, swiglu
 
 TRIES = 5
@@ -171,17 +172,18 @@ def in_del_step(
     return final or unchanged or (not left and block.post > rule.max_post_edit_steps)
 
 
-@dataclass
-class Answer:
-    """Output tokens (the stop token included), and how they came about; see `Block`."""
-
-    tokens: list[int]
-    events: Counter[str]
-    margin: float
-
-
 class Reference22(Reference):
-    """LLaDA2's reference with block routing; `generate_in_del` decodes."""
+    """LLaDA2's reference with block routing, and its rule that edits.
+
+    Attributes:
+        events: of all blocks so far, see `Block`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        stated = json.loads((path / "config.json").read_text())
+        weights = {k: v.float() for k, v in load_file(path / "model.safetensors").items()}
+        super().__init__(stated, weights, stated["block_size"], stated["mask_token_id"])
+        self.events: Counter[str] = Counter()
 
     def _experts(self, x: torch.Tensor, p: str) -> torch.Tensor:
         c, w = self.config, self.weights
@@ -204,29 +206,28 @@ class Reference22(Reference):
                 out[t] += weight * swiglu(x[t : t + 1], w, f"{p}.experts.{e}")[0]
         return out
 
-    def generate_in_del(
-        self, prompt: list[int], rule: Rule, max_tokens: int, end: tuple[int, ...] = ()
-    ) -> Answer:
-        """Fill block after block; the first one begins with the prompt's tail."""
-        whole = len(prompt) - len(prompt) % self.block
-        context, tail = prompt[:whole], prompt[whole:]
-        answer = Answer([], Counter(), math.inf)
-        while True:
-            block = Block.fresh(tail, self.block, rule.mask)
-            done = False
-            while not done:
-                done = self._step(context, block, rule)
-            answer.events += block.events
-            answer.events["blocks"] += 1
-            answer.margin = min(answer.margin, block.margin)
-            assert not any(cell.masked for cell in block.cells)
-            for token in block.tokens[len(tail) :]:
-                answer.tokens.append(token)
-                if token in end or len(answer.tokens) == max_tokens:
-                    return answer
-            context, tail = context + block.tokens, []
+    def filled(
+        self,
+        context: list[int],
+        tail: list[int],
+        rule: Any,
+        left: int,
+        stop: tuple[int, ...],
+        room: int,
+        answer: Answer,
+    ) -> list[int]:
+        """See `Reference`; the editing rule has a loop of its own."""
+        if not isinstance(rule, Rule):
+            return super().filled(context, tail, rule, left, stop, room, answer)
+        block, done = Block.fresh(tail, self.block, rule.mask), False
+        while not done:
+            done = self._edit(context, block, rule)
+        self.events += block.events
+        answer.closer(block.margin)
+        assert not any(cell.masked for cell in block.cells)
+        return block.tokens
 
-    def _step(self, context: list[int], block: Block, rule: Rule) -> bool:
+    def _edit(self, context: list[int], block: Block, rule: Rule) -> bool:
         logits = self.logits(context + block.tokens)[len(context) :]
         logits[:, rule.mask] = -torch.inf
         probability = logits.softmax(-1)

@@ -55,9 +55,7 @@ def reference_of(family: str) -> TokensOf:
 
 
 def _llada2() -> TokensOf:
-    import torch
-
-    from tests.support.reference_llada2 import Reference
+    from tests.support.reference_llada2 import Reference, Rule
 
     tokenizer = llada2_tokenizer()
     length = ATTENTION["llada2"].canvas_length
@@ -68,10 +66,9 @@ def _llada2() -> TokensOf:
         if request["kind"] not in KINDS | {"threshold"}:
             return None
         threshold = params["extra_args"]["diffusion_threshold"]
-        ends = set() if params.get("ignore_eos") else {tokenizer.eos_token_id}
-        with torch.no_grad():
-            tokens, _ = reference.generate(request["prompt"], threshold, params["max_tokens"], ends)
-        return tokens
+        ends = () if params.get("ignore_eos") else (tokenizer.eos_token_id,)
+        rule = Rule(threshold=threshold)
+        return reference.generate(request["prompt"], params["max_tokens"], rule, ends).tokens
 
     return answer
 
@@ -88,9 +85,7 @@ def _sdar() -> TokensOf:
             return None
         stop = () if params.get("ignore_eos") else ends
         rule = Rule.of_options(params["extra_args"])
-        length = ATTENTION["sdar"].canvas_length
-        found = reference.generate(request["prompt"], params["max_tokens"], rule, length, stop)
-        return found.tokens
+        return reference.generate(request["prompt"], params["max_tokens"], rule, stop).tokens
 
     return answer
 

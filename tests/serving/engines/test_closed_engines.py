@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = "canvas_grammar.pool_process"

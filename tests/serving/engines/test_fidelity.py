@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.engine import Engine, engine
-from tests.support.fidelity import layer_errors, rounding_budget
+from tests.support.fidelity import rounding_budget
 from tests.support.fidelity_subjects import (
     BLOCK,
     Subject,
@@ -73,14 +73,6 @@ def test_layers_are_within_rounding(subject: Subject, running: Engine) -> None:
 def test_answers(subject: Subject, running: Engine) -> None:
     """In float32 every answer is the reference's; trained models keep most of them in bfloat16."""
     assert_same_answers(subject, running, 1.0 if dtype_of(running) == torch.float32 else 0.9)
-
-
-def test_the_budget_finds_a_wrong_layer(subject: Subject) -> None:
-    """An output that is scaled by 2 % in one layer is beyond what bfloat16 explains."""
-    wrong = [subject.layers[0] * 1.02, *subject.layers[1:]]
-    found = layer_errors(wrong, subject.layers, subject.head)
-    assert found[0].median > rounding_budget(1, torch.bfloat16, subject.layers[0].shape[-1])
-    assert found[1].worst == 0
 
 
 @pytest.mark.long

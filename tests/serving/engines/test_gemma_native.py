@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.engine import answers_of_child, engine
+from tests.support.child import in_child
+from tests.support.engine import engine
 from tests.support.gemma_answers import IMAGES, ask
 from tests.support.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
@@ -93,12 +96,24 @@ def assert_same(name: str, got: dict[str, Any], want: dict[str, Any]) -> None:
         assert [lp for _, lp, _ in mine] == pytest.approx([lp for _, lp, _ in theirs], abs=2e-4)
 
 
+def by_vllm(model: str, asked: list[dict[str, Any]]) -> Iterator[Any]:
+    """What vLLM's own class answers, in a process of its own.
+
+    The model's ``generation_config.json`` must be cold: this class has no other greedy mode.
+    """
+    with engine(Path(model), CANVAS, **IMAGES) as running:
+        assert "vllm_dllm" not in type(running.runner.model).__module__
+        for case in asked:
+            yield ask(running, [case])[0]
+
+
 def test_equals_vllms_own_class(tmp_path: Path) -> None:
     random_checkpoint(tmp_path, seed=1, canvas=CANVAS, sliding_window=48)
     config = tmp_path / "generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | COLD))
     asked = cases()
-    wanted = answers_of_child("native_child", tmp_path, list(asked.values()))
+    native = {"VLLM_DLLM_NATIVE": "1", "TORCH_COMPILE_DISABLE": "1"}
+    wanted = in_child(by_vllm, tmp_path, list(asked.values()), env=os.environ | native)
     assert len(wanted) == len(asked)
     with engine(tmp_path, CANVAS, **IMAGES) as running:
         assert "vllm_dllm" in type(running.runner.model).__module__

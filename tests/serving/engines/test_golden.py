@@ -100,7 +100,7 @@ def test_one_batch(name: str, schedule: str) -> None:
 def test_alone(name: str) -> None:
     golden, cases = load(name)
     with engine(golden.path, golden.block_size) as running:
-        for case in cases:
+        for case in cases[1::3]:  # others are alone in `test_every_canvas`
             assert submit(running, golden, [case]) == expected([case]), case.id
         running.assert_idle()
 

@@ -67,24 +67,6 @@ def test_async_allocates_once_per_page() -> None:
         running.assert_idle()
 
 
-@pytest.mark.parametrize(
-    "steps", [5, 34, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 40))]
-)
-def test_abort_gives_everything_back(steps: int) -> None:
-    """Abort in prefill, mid-block and around a commit; the next request in the slot is exact."""
-    golden = oracle.checkpoint("ckpt_a_b32")
-    case = next(c for c in oracle.robust_primary(golden, "low_confidence") if c.id == "p33/lc_0.5")
-    with engine(golden.path, 32, max_num_seqs=1) as running:
-        start(running, golden.prompts["p100"].tokens, 200, diffusion_threshold=2.0)
-        for _ in range(steps):
-            running.llm.llm_engine.step()
-        running.llm.llm_engine.abort_request(["r"])
-        running.assert_idle()
-        params = greedy(case.params["max_new_tokens"], diffusion_threshold=0.5)
-        assert running.generate([golden.prompts["p33"].tokens], [params])[0][0] == case.output
-        running.assert_idle()
-
-
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_only_committed_blocks_are_cached(asynchronous: bool) -> None:
     """Asking on with prompt + answer hits the cache and gives what a fresh engine gives."""

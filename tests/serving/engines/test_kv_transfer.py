@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.engine import Engine, answers_of_child, count_calls, engine, greedy
+from tests.support.child import in_child
+from tests.support.engine import Engine, count_calls, engine, greedy, settings
 
 pytestmark = pytest.mark.engine
 
@@ -131,6 +133,17 @@ def test_every_way(name: str, way: str, tmp_path: Path) -> None:
     here_and_there(MODELS[name], tmp_path, **WAYS[name][way])
 
 
+def prefilled(path: str, options: dict[str, Any], asked: list[list[int]]) -> Iterator[Any]:
+    """One token to each prompt, of an engine with a core in yet another process."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    from vllm import LLM
+
+    llm = LLM(model=path, **(settings(0) | options))
+    given = [{"prompt_token_ids": prompt} for prompt in asked]
+    done = llm.generate(given, greedy(1, ignore_eos=True, seed=1), use_tqdm=False)
+    yield [list(one.outputs[0].token_ids) for one in done]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_another_process(name: str, tmp_path: Path) -> None:
@@ -140,7 +153,7 @@ def test_another_process(name: str, tmp_path: Path) -> None:
         wanted = answers(running, asked)
     options = {"diffusion_config": {"canvas_length": model.length}, "block_size": PAGE}
     transfer = {"kv_transfer_config": files_in(tmp_path, "kv_producer")}
-    answers_of_child("kv_transfer_child", model.path, model.options | options | transfer, asked)
+    in_child(prefilled, model.path, model.options | options | transfer, asked)
     with start(model, files_in(tmp_path, "kv_consumer")) as running:
         loads = loads_of(running)
         assert answers(running, asked) == wanted

@@ -143,33 +143,6 @@ def test_step_cap_decides_everything() -> None:
         assert golden.mask_token_id not in tokens
 
 
-def test_literal_mask_in_prompt_stays_and_is_never_produced() -> None:
-    golden = oracle.checkpoint("ckpt_b_b8")
-    masked = [p for p in golden.prompts.values() if golden.mask_token_id in p.tokens]
-    assert masked
-    with engine(golden.path, 8) as running:
-        for tokens, _ in running.generate([p.tokens for p in masked], [greedy(40) for _ in masked]):
-            assert golden.mask_token_id not in tokens
-
-
-def test_mask_is_not_produced_even_where_it_is_the_argmax() -> None:
-    """A checkpoint that loves its mask token: every block still ends, without one."""
-    golden = oracle.checkpoint("ckpt_a_b32")
-    favourite = long_favourite(golden)
-    with engine(golden.path, 32, hf_overrides={"mask_token_id": favourite}) as running:
-        tokens, _ = running.generate([golden.prompts["p7"].tokens], [greedy(96, ignore_eos=True)])[
-            0
-        ]
-        assert len(tokens) == 96
-        assert favourite not in tokens
-
-
-def long_favourite(golden: Any) -> int:
-    """The token that the golden outputs hold most often."""
-    produced = [t for case in golden.cases for t in case.output]
-    return max(set(produced), key=produced.count)
-
-
 def test_minimum_length_with_an_end_that_no_head_has(tmp_path: Path) -> None:
     """Such an id once indexed behind the logits, and the engine died."""
     golden = oracle.checkpoint("ckpt_b_b8")

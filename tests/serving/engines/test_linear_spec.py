@@ -7,32 +7,38 @@ from typing import Any
 
 import pytest
 
-from tests.serving.engines.test_nemotron import ENGINES
-from tests.support.engine import answers_of_child, count_calls, engine, greedy
-from tests.support.nemotron_requests import prompt, verifying
+from tests.support.engine import count_calls, engine, greedy
+from tests.support.families import CONTEXT, WAYS, prompt
+from tests.support.reference import MARGIN
 from tests.support.reference_nemotron import (
+    MASK,
     Reference,
     autoregressive_checkpoint,
     random_checkpoint,
 )
-from tests.support.sdar_requests import MARGIN
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # The context ends within a canvas, and within an answer.
 SHORT: dict[str, Any] = {"max_model_len": 107}
-QUICK = ("plain", "preempted, a step ahead")
-EVERY = ENGINES | {
+EVERY = WAYS | {
     "the context ends": SHORT,
     "the context ends, a step ahead": SHORT | {"async_scheduling": True},
 }
-
+QUICK = ("plain", "preempted, a step ahead")
 SOME = (
     *("sync, a step ahead", "chunks, a step ahead", "preempted, a step ahead"),
     "the context ends, a step ahead",
 )
+OPTIONS = {"diffusion_algorithm": "LinearSpec"}
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+def answers(running: Any, asked: list[tuple[list[int], int]], **options: Any) -> list[list[int]]:
+    """The tokens of prompts, asked together."""
+    params = [greedy(count, ignore_eos=True, **options) for _, count in asked]
+    return [tokens for tokens, _ in running.generate([one for one, _ in asked], params)]
+
+
 @pytest.mark.parametrize(
     ("block", "likely", "count", "names"),
     [
@@ -51,55 +57,45 @@ SOME = (
 def test_the_answer_is_that_of_greedy_decoding(
     tmp_path: Path, block: int, likely: int, count: int, names: tuple[str, ...]
 ) -> None:
-    """Token for token, alone and together; where drafts are often right, in fewer passes."""
+    """Token for token, alone and together."""
     model = random_checkpoint(tmp_path / "model", block, likely)
     backbone = autoregressive_checkpoint(tmp_path / "backbone", of=model)
-    asked = verifying(count)
-    options = [EVERY[name] for name in names]
-    wanted, *found = answers_of_child("linear_spec_child", model, backbone, asked, options)
+    asked = [(prompt(n, 1 + n * 7 % 90, [MASK]), 1 + n * 5 % 40) for n in range(count)]
+    with engine(backbone, 0, diffusion_config=None) as running:
+        wanted = answers(running, asked, logit_bias={MASK: -100.0})
     reference = Reference(model)
     margins = [
-        reference.greedy_margin(one["prompt"], tokens)
-        for one, tokens in zip(asked, wanted, strict=True)
+        reference.greedy_margin(one, tokens) for (one, _), tokens in zip(asked, wanted, strict=True)
     ]
     assert min(margins) > -MARGIN, "vLLM's own answer is not the greedy one"
     robust = [n for n, margin in enumerate(margins) if margin > MARGIN]
     assert len(robust) >= 0.98 * count, "too many near ties to compare"
-    for name, served in zip(names, found, strict=True):
-        assert (served["preemptions"] > 0) == ("preempted" in name), name
-        alone = {int(n): tokens for n, tokens in served["alone"].items()}
-        assert len(alone) == count / 4
-        for answers in (*map(dict, map(enumerate, served["answers"])), alone):
-            different = [
-                n for n in robust if n in answers and answers[n] != room(name, asked[n], wanted[n])
-            ]
-            assert not different, (name, different)
-        print(
-            f"block {block}, {likely} likely ids, {name}: {len(robust)} of {count} compared, "
-            f"{served['passes per token']:.2f} passes per token"
-        )
+    for name in names:
+        options = {"diffusion_config": None, "max_model_len": CONTEXT} | EVERY[name]
+        room = options["max_model_len"]
+        fit = [tokens[: room - len(one)] for (one, _), tokens in zip(asked, wanted, strict=True)]
+        with engine(model, 0, **options) as running:
+            preempted = count_calls(running.scheduler, "_preempt_request")
+            for _ in range(2):  # the second time prompts come out of the cache
+                found = answers(running, asked, **OPTIONS)
+                assert not [n for n in robust if found[n] != fit[n]], name
+            assert bool(preempted) == name.startswith("preempted"), name
+            for n in robust[::4]:
+                assert answers(running, [asked[n]], **OPTIONS) == [fit[n]], (name, n)
+            running.assert_idle()
 
 
-@pytest.mark.engine
-@pytest.mark.slow
 def test_linear_spec_keeps_as_much_of_a_draft_as_the_loop(tmp_path: Path) -> None:
     """As many passes, and at least one draft of which several tokens were right."""
     model = random_checkpoint(tmp_path, 8, likely=2)
     reference = Reference(model)
     prompts = [prompt(n, 2 + 3 * n) for n in range(12)]
-    wanted = [reference.linear_spec(one, 40, 8) for one in prompts]
+    wanted = [reference.linear_spec(one, 40) for one in prompts]
     with engine(model, 8, diffusion_config=None) as alone:
         passes = count_calls(alone.scheduler, "make_spec_decoding_stats")
-        params = greedy(40, ignore_eos=True, diffusion_algorithm="LinearSpec")
+        params = greedy(40, ignore_eos=True, **OPTIONS)
         for one, (tokens, rounds) in zip(prompts, wanted, strict=True):
             passes.clear()
             assert alone.generate([one], [params])[0][0] == tokens
             assert len(passes) == 2 * rounds
     assert min(rounds for _, rounds in wanted) < 30
-
-
-def room(name: str, asked: dict[str, Any], wanted: list[int]) -> list[int]:
-    """The tokens that fit into the engine's context."""
-    if not name.startswith("the context ends"):
-        return wanted
-    return wanted[: SHORT["max_model_len"] - len(asked["prompt"])]

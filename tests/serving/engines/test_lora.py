@@ -1,9 +1,9 @@
-"""LoRA on models with experts: each request its adapter's tokens, those of merged weights."""
+"""LoRA: each request its adapter's tokens, which are those of merged weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support import reference_gemma, reference_llada2, reference_sdar
+from tests.support import (
+    reference_diffcoder,
+    reference_gemma,
+    reference_llada2,
+    reference_sdar,
+)
 from tests.support.adapters import RANK, adapter, merged, write
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
-from tests.support.sdar_requests import MARGIN
+from tests.support.reference import MARGIN, Reference, Rule
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -34,7 +39,7 @@ LAYER = "model.layers.1"
 
 @dataclass(frozen=True)
 class Model:
-    """A model with experts.
+    """A model that takes adapters.
 
     Attributes:
         make: writes a random checkpoint.
@@ -42,6 +47,7 @@ class Model:
             with near ties are left out.
         params: sampling parameters of the prompt with this index.
         refused: modules that take no adapter, and what the message says.
+        extra: more modules that the second adapter has, see `adapter`.
     """
 
     make: Callable[[Path], Any]
@@ -49,23 +55,22 @@ class Model:
     params: Callable[[int], Any]
     refused: dict[str, str]
     options: dict[str, Any]
+    extra: str = ""
 
 
 def prompt(n: int) -> list[int]:
     return [12 + (37 * i * i + 11 * i + n) % 200 for i in range(1, LENGTHS[n] + 1)]
 
 
-def llada2_answers(path: Path) -> dict[int, list[int]]:
-    mask = 299
-    reference = reference_llada2.Reference.load(path, BLOCK, mask)
-    found = {n: reference.generate(prompt(n), 0.6, COUNT, set()) for n in range(len(LENGTHS))}
-    return {n: tokens for n, (tokens, margin) in found.items() if margin > MARGIN}
+def by(read: Callable[[Path], Reference], rule: Rule) -> Callable[[Path], dict[int, list[int]]]:
+    """Answers of a reference by a rule."""
 
+    def answers(path: Path) -> dict[int, list[int]]:
+        reference = read(path)
+        found = {n: reference.generate(prompt(n), COUNT, rule) for n in range(len(LENGTHS))}
+        return {n: answer.tokens for n, answer in found.items() if answer.margin > MARGIN}
 
-def sdar_answers(path: Path) -> dict[int, list[int]]:
-    reference, rule = reference_sdar.Reference(path), reference_sdar.Rule()
-    found = {n: reference.generate(prompt(n), COUNT, rule, 4) for n in range(len(LENGTHS))}
-    return {n: answer.tokens for n, answer in found.items() if answer.margin > MARGIN}
+    return answers
 
 
 def gemma_answers(path: Path) -> dict[int, list[int]]:
@@ -86,7 +91,7 @@ ABSENT = {"model.layers.9.mlp.gate_proj": "no layer", "language_model.layers.0.x
 MODELS = {
     "llada2": Model(
         lambda path: reference_llada2.random_checkpoint(path, 0),
-        llada2_answers,
+        by(lambda path: reference_llada2.Reference.load(path, BLOCK, 299), Rule(threshold=0.6)),
         lambda n: greedy(COUNT, ignore_eos=True, diffusion_threshold=0.6),
         {
             f"{LAYER}.mlp.experts.3.up_proj": "experts",
@@ -99,7 +104,7 @@ MODELS = {
     ),
     "sdar": Model(
         lambda path: reference_sdar.random_checkpoint(path, experts=True, block=4),
-        sdar_answers,
+        by(reference_sdar.Reference, reference_sdar.Rule()),
         lambda n: greedy(COUNT, ignore_eos=True, **reference_sdar.Rule().options()),
         {f"{LAYER}.mlp.experts.3.up_proj": "experts", f"{LAYER}.mlp.gate": "no layer", **ABSENT},
         {"diffusion_config": None},
@@ -119,6 +124,43 @@ MODELS = {
             "model.decoder.layers.9.mlp.gate_proj": "no layer",
         },
         TEXT_ONLY_OPTIONS,
+    ),
+}
+
+
+# Blocks without experts, whose commits share a pass with the next block.
+DENSE = Model(
+    lambda path: reference_sdar.random_checkpoint(path, experts=False, block=4),
+    by(reference_sdar.Reference, reference_sdar.Rule()),
+    lambda n: greedy(COUNT, ignore_eos=True),
+    {"lm_head": ""},  # vLLM would look up an adapter for each request, which has several rows
+    {
+        "diffusion_config": None,
+        "async_scheduling": True,
+        "additional_config": {"dllm": {"fused_commit": "on"}},
+    },
+    "embed_tokens",
+)
+MODELS |= {
+    "sdar-dense": DENSE,
+    # One place for two adapters, which take turns; chunks of prompts.
+    "sdar-in-turn": replace(
+        DENSE,
+        options={
+            "diffusion_config": None,
+            "max_loras": 1,
+            "max_cpu_loras": 2,
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 4,
+        },
+    ),
+    "diffcoder": replace(
+        DENSE,
+        make=reference_diffcoder.random_checkpoint,
+        answers=by(reference_diffcoder.Reference, reference_diffcoder.Rule()),
+        refused={},
+        options={"diffusion_config": None},
+        extra="",
     ),
 }
 
@@ -144,8 +186,14 @@ class Case:
         return [(list(o.outputs[0].token_ids), o.num_cached_tokens) for o in outputs]
 
 
+QUICK = ("llada2", "gemma", "sdar-dense")
+
+
 @pytest.fixture(
-    scope="module", params=["llada2", pytest.param("sdar", marks=pytest.mark.long), "gemma"]
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in MODELS
+    ],
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from vllm.lora.request import LoRARequest
@@ -154,7 +202,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model.make(folder / "base")
     adapters, wanted = [None], [model.answers(folder / "base")]
     for n in (1, 2):
-        path = adapter(folder / "base", folder / f"adapter{n}", n)
+        extra = model.extra if n == 2 else ""
+        path = adapter(folder / "base", folder / f"adapter{n}", n, extra)
         wanted.append(model.answers(merged(folder / "base", path, folder / f"merged{n}")))
         adapters.append(LoRARequest(f"a{n}", n, str(path)))
     if request.param == "gemma":

@@ -15,13 +15,13 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from examples.tiny.tokens import sdar_tokenizer
 from tests.support.engine import Engine, engine, greedy
-from tests.support.nemotron_requests import prompt
+from tests.support.families import prompt
 from tests.support.ops.chi_square import limit
 from tests.support.reference_nemotron import MASK, Reference, Rule, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-BLOCK, CONTEXT, SEEDS = 8, 93, 1500
+BLOCK, CONTEXT, SEEDS = 8, 93, 800
 GIVEN = prompt(0, 21)
 ONE_STEP = {"diffusion_max_steps": 1}
 
@@ -52,7 +52,7 @@ def drawn(seed: int, count: int = BLOCK, **options: Any) -> SamplingParams:
 
 def test_draws_follow_the_distribution(path: Path, running: Engine) -> None:
     """That of the model without the mask, at the request's temperature."""
-    logits = Reference(path).logits(GIVEN, [MASK] * BLOCK)[len(GIVEN)]
+    logits = Reference(path).logits(GIVEN + [MASK] * BLOCK, len(GIVEN))[len(GIVEN)]
     for temperature in (0.7, 1.3):
         asked = [drawn(seed, 1, temperature=temperature, **ONE_STEP) for seed in range(SEEDS)]
         found = [tokens[0] for tokens, _ in running.generate([GIVEN] * SEEDS, asked)]
@@ -80,7 +80,7 @@ def test_the_context_ends_within_a_canvas(path: Path, running: Engine, rule: Rul
     """The positions behind its end do not exist, and decide nothing."""
     reference = Reference(path)
     prompts = [prompt(n, length) for n, length in enumerate(range(CONTEXT - 20, CONTEXT))]
-    wanted = [reference.generate(one, 100, rule, BLOCK, room=CONTEXT) for one in prompts]
+    wanted = [reference.generate(one, 100, rule, room=CONTEXT) for one in prompts]
     asked = [greedy(100, ignore_eos=True, **rule.options()) for _ in prompts]
     found = running.generate(prompts, asked)
     robust = [n for n, answer in enumerate(wanted) if answer.margin > 3e-5]
@@ -91,7 +91,7 @@ def test_the_context_ends_within_a_canvas(path: Path, running: Engine, rule: Rul
 
 
 def test_logprobs_are_those_of_the_step_that_decided(path: Path, running: Engine) -> None:
-    logits = Reference(path).logits(GIVEN, [MASK] * BLOCK)[len(GIVEN) :]
+    logits = Reference(path).logits(GIVEN + [MASK] * BLOCK, len(GIVEN))[len(GIVEN) :]
     wanted = logits.log_softmax(-1).amax(-1)
     params = greedy(BLOCK, ignore_eos=True, logprobs=2, **ONE_STEP)
     (output,) = running.llm.generate([{"prompt_token_ids": GIVEN}], [params], use_tqdm=False)
@@ -104,7 +104,7 @@ def test_logprobs_are_those_of_the_step_that_decided(path: Path, running: Engine
 
 def test_a_trace_says_how_many_positions_each_step_decided(path: Path, running: Engine) -> None:
     rule = Rule(threshold=0.2)
-    wanted = Reference(path).generate(GIVEN, 3 * BLOCK, rule, BLOCK)
+    wanted = Reference(path).generate(GIVEN, 3 * BLOCK, rule)
     params = greedy(3 * BLOCK, ignore_eos=True, diffusion_trace=True, **rule.options())
     (output,) = running.llm.generate([{"prompt_token_ids": GIVEN}], [params], use_tqdm=False)
     answer = output.outputs[0]

@@ -6,6 +6,7 @@ parallel: stages that see no logits still know where a request's canvas begins a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from tests.support import reference_gemma
 from tests.support.answers import answers
 from tests.support.checkpoints import TINY_LLADA2
-from tests.support.engine import answers_of_child, engine
+from tests.support.child import in_child
+from tests.support.engine import engine, our_graphs, settings
 from tests.support.reference_llada2 import random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -59,6 +61,27 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
+def graphs(worker: Any) -> int:
+    """`our_graphs` on a rank."""
+    return our_graphs()
+
+
+def by_ranks(model: str, batches: list[Any], options: dict[str, Any]) -> Iterator[Any]:
+    """The answers of an engine with several ranks to batch after batch, in a process of its own.
+
+    At last how often it preempted, and how many graphs of our functions each rank's compiler made
+    when the engine started and in all.
+    """
+    from vllm import LLM
+
+    llm = LLM(model=model, disable_log_stats=False, **(settings(32) | options))
+    made = llm.collective_rpc(graphs)
+    for cases in batches:
+        yield answers(llm, cases)
+    preempted = [m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"]
+    yield preempted, made, llm.collective_rpc(graphs)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("axis", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_constrained(axis: str) -> None:
@@ -67,7 +90,7 @@ def test_constrained(axis: str) -> None:
     three = {"structured_outputs": {"regex": "([a-z]{3}-){12}end"}}
     follows = three | {"max_tokens": 60, "ignore_eos": False}
     cases = [GREEDY | follows, SAMPLED | follows, SAMPLED]
-    two, _ = answers_of_child("parallel_child", model, [cases], {axis: 2})
+    two, _ = in_child(by_ranks, model, [cases], {axis: 2})
     with engine(model, 32) as running:
         assert two == answers(running.llm, cases)
     assert all(len(tokens) == 52 for n, tokens in enumerate(two) if n % 3 < 2)
@@ -80,7 +103,7 @@ def two_ranks_and_one(name: str, model: Path, **options: Any) -> tuple[list, lis
     else:
         random_checkpoint(model, 0, vocab_size=VOCABULARY)
     both = options | {"tensor_parallel_size": 2}
-    *two, counts = answers_of_child("parallel_child", model, TENSOR[name], both)
+    *two, counts = in_child(by_ranks, model, TENSOR[name], both)
     with engine(model, 32, **options) as running:
         return two, counts, [answers(running.llm, cases) for cases in TENSOR[name]]
 
@@ -115,7 +138,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[in
 def test_pipeline_parallel(name: str, staged: tuple[Path, list[list[int]]]) -> None:
     model, one = staged
     options = {"pipeline_parallel_size": 2} | STAGES[name]
-    two, (preemptions, *_) = answers_of_child("parallel_child", model, [STAGED], options)
+    two, (preemptions, *_) = in_child(by_ranks, model, [STAGED], options)
     assert two == one
     assert (preemptions[0] > 0) == ("preempted" in name)
 
@@ -124,6 +147,4 @@ def test_a_failure_on_one_rank_ends_the_engine() -> None:
     """The ranks' slots would differ, so that some wait for others forever."""
     worker = {"worker_cls": "tests.support.failing_worker.WorkerThatTakesNoRequest"}
     with pytest.raises(AssertionError, match=r"EngineDeadError|[Dd]ied|cancelled"):
-        answers_of_child(
-            "parallel_child", TINY_LLADA2, [[GREEDY]], {"tensor_parallel_size": 2} | worker
-        )
+        in_child(by_ranks, TINY_LLADA2, [[GREEDY]], {"tensor_parallel_size": 2} | worker)

@@ -36,7 +36,7 @@ def llada2() -> tuple[Any, int, int, Any, Logits]:
 def sdar() -> tuple[Any, int, int, Any, Logits]:
     reference, tokenizer = reference_sdar.Reference(TINY_SDAR), sdar_tokenizer()
     mask = tokenizer.mask_token_id
-    return TINY_SDAR, 4, mask, tokenizer, lambda ids: reference.logits(ids, 4)
+    return TINY_SDAR, 4, mask, tokenizer, reference.logits
 
 
 def replayed(prompt: list[int], replay: Any, length: int, mask: int, logits: Logits) -> list[float]:

@@ -20,7 +20,7 @@ VOCABULARY, BLOCK, MASK = 300, 16, 299
 PROMPT = list(range(20, 20 + 2 * BLOCK))
 # Every position is decided in the first step, so that positions are independent draws.
 ONE_STEP = {"diffusion_algorithm": "FixedSteps", "diffusion_steps": 1}
-SEEDS = 2000
+SEEDS = 1000
 
 
 @pytest.fixture(scope="module")

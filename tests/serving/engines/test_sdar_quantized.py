@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from examples.quantize.files import quantize_checkpoint, scheme_named
 from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import sdar_tokenizer
 from examples.tiny.training import Encoder, Example
 from tests.serving.engines.test_quantized import (
-    ROUNDING,
+    check_experts,
+    check_linear_layers,
     experts_of,
-    linear_layers,
     reference,
     solved,
 )
@@ -59,40 +57,19 @@ def test_a_dense_checkpoint(tmp_path: Path) -> None:
     with engine(path, 4, **HALF) as running:
         after = solved(running, examples())
         exact = {name: weight.bfloat16() for name, weight in reference(path).items()}
-        seen = set()
-        for name, layer, matrix in linear_layers(running, exact):
-            number = int(re.search(r"layers\.(\d)", name)[1])
-            product, _ = layer(torch.eye(matrix.shape[1], dtype=torch.bfloat16))
-            limit = ROUNDING[number] * matrix.float().abs() + 1e-6
-            assert ((product.T.float() - matrix.float()).abs() <= limit).all(), name
-            seen.add(number)
-        assert seen == set(DENSE.values())
+        check_linear_layers(running, exact, set(DENSE.values()))
     assert after >= 0.9 * before, (after, before)
     assert before >= 0.8 * 56
 
 
 def test_a_checkpoint_with_experts(tmp_path: Path) -> None:
-    """Experts are used; and where ours stand in, they are what the scheme's library says.
-
-    For processors with AMX vLLM has a kernel of its own, which keeps the experts as integers.
-    """
+    """Experts are used; and where ours stand in, they are what the scheme's library says."""
     source = random_checkpoint(tmp_path / "source", experts=True, block=4)
     path = quantized(source, tmp_path / "quantized", EXPERTS)
     with engine(path, 4, **HALF) as running:
         exact = {name: weight.bfloat16() for name, weight in reference(path).items()}
         layers = experts_of(running)
-        assert len(layers) == 2
-        for name, layer in layers.items():
-            if layer.w13_weight.dtype != torch.bfloat16:
-                assert torch.cpu._is_amx_tile_supported(), "nothing else has a kernel for them"
-                continue
-            prefix = name.removesuffix(".routed_experts")
-            for expert in range(layer.w13_weight.shape[0]):
-                gate, up, down = (
-                    exact[f"{prefix}.{expert}.{part}_proj"] for part in ("gate", "up", "down")
-                )
-                assert torch.equal(layer.w13_weight[expert], torch.cat([gate, up])), name
-                assert torch.equal(layer.w2_weight[expert], down), name
+        assert check_experts(running, exact) == len(layers) == 2
         prompts = [[(7 * i + n) % 290 for i in range(20)] for n in range(4)]
         got = running.generate(prompts, [greedy(24, ignore_eos=True)] * 4)
         assert all(len(tokens) == 24 for tokens, _ in got)

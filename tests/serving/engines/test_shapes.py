@@ -10,6 +10,7 @@ import torch
 
 from tests.support import oracle
 from tests.support.engine import engine, greedy
+from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
@@ -23,8 +24,6 @@ SHAPES: dict[str, dict[str, Any]] = {
                                      "rope_theta": 10000},
 }  # fmt: skip
 LENGTHS = (1, 7, 16, 33, 50)
-# Decisions closer than this may legitimately fall differently in another summation order.
-MARGIN = 3e-5
 
 
 def prompts(vocabulary: int, seed: int) -> list[list[int]]:
@@ -43,13 +42,13 @@ def test_against_reference(shape: str, seed: int, tmp_path: Path) -> None:
     mask, end = config.get("mask_token_id", vocabulary - 1), vocabulary - 4
     reference = Reference.load(tmp_path, block, mask)
     asked = prompts(vocabulary, seed)
-    wanted = [reference.generate(prompt, 0.6, 40, {end}) for prompt in asked]
-    robust = [i for i, (_, margin) in enumerate(wanted) if margin > MARGIN]
+    wanted = [reference.generate(prompt, 40, Rule(threshold=0.6), (end,)) for prompt in asked]
+    robust = [i for i, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= 3, "the reference met too many near ties to test anything"
     with engine(tmp_path, block) as running:
         got = running.generate(asked, [greedy(40, diffusion_threshold=0.6) for _ in asked])
         for i in robust:
-            assert got[i][0] == wanted[i][0], f"prompt of {LENGTHS[i]} tokens"
+            assert got[i][0] == wanted[i].tokens, f"prompt of {LENGTHS[i]} tokens"
         running.assert_idle()
 
 
@@ -82,9 +81,8 @@ def test_reference_equals_golden(name: str) -> None:
         torch.testing.assert_close(values, torch.tensor(rows["values"]), atol=2e-4, rtol=0)
     short = [c for c in oracle.robust_primary(golden, "low_confidence") if c.prompt == "p7"]
     for case in short:
-        end = set() if case.params["ignore_eos"] else set(case.params["eos_token_ids"])
+        end = () if case.params["ignore_eos"] else tuple(case.params["eos_token_ids"])
+        rule = Rule(threshold=case.params["threshold"])
         prompt = golden.prompts[case.prompt].tokens
-        output, _ = reference.generate(
-            prompt, case.params["threshold"], case.params["max_new_tokens"], end
-        )
-        assert output == case.output
+        found = reference.generate(prompt, case.params["max_new_tokens"], rule, end)
+        assert found.tokens == case.output

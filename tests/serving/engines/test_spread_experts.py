@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from tests.serving.engines.test_ranks import GREEDY, SAMPLED, VOCABULARY
 from tests.support import reference_gemma, reference_llada2, reference_sdar
 from tests.support.answers import answers
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
-from tests.support.engine import answers_of_child, engine
+from tests.support.child import in_child
+from tests.support.engine import engine, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
@@ -64,6 +65,23 @@ def family(
         return model, options, answers(running.llm, CASES)
 
 
+def by_spread_experts(
+    model: str, cases: list[dict[str, Any]], options: dict[str, Any]
+) -> Iterator[Any]:
+    """The answers of an engine, and what `Recorder` notes on each rank, in a process of its own.
+
+    With vLLM's variables of data parallelism in its environment it is one rank of several.
+    """
+    from vllm import LLM
+
+    from tests.support.spread_experts import spread
+
+    spread()
+    extension = "tests.support.spread_experts.Recorder"
+    llm = LLM(model=model, worker_extension_cls=extension, **(settings(32) | options))
+    yield answers(llm, cases), llm.collective_rpc("experts")
+
+
 Family = tuple[Path, dict[str, Any], list[list[int]]]
 
 
@@ -94,11 +112,11 @@ def test_one_rank_has_all_experts(family: Family) -> None:
 def test_tensor_parallel(family: Family) -> None:
     """Attention is split over the ranks, and experts are spread over them.
 
-    SDAR's random model has near ties; see `test_sdar_ranks`, which knows them.
+    SDAR's random model has near ties; see `test_families`, which knows them.
     """
     model, options, alone = family
     both = SPREAD | options | {"tensor_parallel_size": 2}
-    ((found, noted),) = answers_of_child("spread_child", model, CASES, both)
+    ((found, noted),) = in_child(by_spread_experts, model, CASES, both)
     assert halves(noted)
     assert_equal(model, found, alone)
 
@@ -120,7 +138,7 @@ def test_data_parallel(family: Family) -> None:
         environment = os.environ | shared | own | {"GLOO_SOCKET_IFNAME": "lo"}
         cases = FEW if number else CASES
         both = SPREAD | options
-        (answer,) = answers_of_child("spread_child", model, cases, both, env=environment)
+        (answer,) = in_child(by_spread_experts, model, cases, both, env=environment)
         return answer
 
     with ThreadPoolExecutor(2) as pool:

@@ -146,18 +146,6 @@ def test_nothing_is_read_back(family: Family, monkeypatch: pytest.MonkeyPatch) -
             driver.finish()
 
 
-def test_counters_count() -> None:
-    """What the test above would find, in code that pretends to be ours."""
-    code = "def bad(t):\n    t.sum().item()\n    return t[t > 0], t.nonzero()"
-    scope: dict[str, Any] = {}
-    exec(compile(code, f"{PACKAGE}/engine/bad.py", "exec"), scope)
-    found: Counter[str] = Counter()
-    with counted_reads(found), Waits() as waits:
-        scope["bad"](torch.ones(3))
-    assert found == {"item": 1}
-    assert waits.found == {"_local_scalar_dense": 1, "index": 1, "nonzero": 1}
-
-
 def test_no_loop_over_requests(family: Family) -> None:
     """As many calls for twelve requests as for three; the scheduler's hook is asked for each."""
     hook = ("._mamba_block_aligned_split", "._canvas", "._whole_canvas")

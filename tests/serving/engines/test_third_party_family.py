@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.engine import answers_of_child
+from tests.support.child import in_child
+from tests.support.engine import count_calls, engine, greedy
 from tests.support.packages import pip_install
-from tests.support.reference_block_qwen2 import BLOCK, Answer, Reference, random_checkpoint
+from tests.support.reference import MARGIN, Answer, Rule
+from tests.support.reference_block_qwen2 import BLOCK, Reference, random_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "tests" / "packages" / "block_qwen2"
@@ -22,8 +25,6 @@ SHAPES = (
     *((1, 5, 0.2), (3, 13, 0.5), (7, 8, 0.9), (8, 8, 0.2), (9, 1, 0.5), (16, 33, 0.2)),
     *((21, 24, 0.5), (40, 17, 0.9), (61, 40, 0.2), (96, 30, 0.5), (115, 21, 0.2), (150, 12, 0.5)),
 )
-# Decisions closer than this may legitimately fall differently in another order of summation.
-MARGIN = 3e-5
 PAGES_OF_32 = {"block_size": 32}
 ENGINES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -47,9 +48,37 @@ def requests() -> list[dict[str, Any]]:
 def reference_answers(model: Path, asked: list[dict[str, Any]]) -> list[Answer]:
     reference = Reference(model)
     return [
-        reference.generate(one["prompt"], one["max_tokens"], one["threshold"], tuple(one["stop"]))
+        reference.generate(
+            one["prompt"], one["max_tokens"], Rule(threshold=one["threshold"]), tuple(one["stop"])
+        )
         for one in asked
     ]
+
+
+def served(model: str, asked: list[dict[str, Any]]) -> Iterator[list[list[list[int]]]]:
+    """Where the family is installed: the answers of each engine, and again out of the cache."""
+    prompts, params = (
+        [one["prompt"] for one in asked],
+        [
+            greedy(
+                one["max_tokens"],
+                ignore_eos=True,
+                stop_token_ids=one["stop"],
+                diffusion_threshold=one["threshold"],
+            )
+            for one in asked
+        ],
+    )
+    for name, options in ENGINES.items():
+        # The checkpoint alone says how long its canvases are.
+        with engine(Path(model), BLOCK, **(options | {"diffusion_config": None})) as running:
+            assert type(running.runner.model).__module__ == "block_qwen2_model"
+            assert type(running.runner.model_state.family).__module__ == "block_qwen2"
+            preempted = count_calls(running.scheduler, "_preempt_request")
+            twice = [running.generate(prompts, params) for _ in range(2)]
+            assert bool(preempted) == (name == "preempted"), name
+            running.assert_idle()
+        yield [[tokens for tokens, _ in once] for once in twice]
 
 
 @pytest.fixture(scope="module")
@@ -79,33 +108,14 @@ def test_installed_family_equals_transformers(installed: Path, tmp_path: Path, t
     assert max(steps) == BLOCK and min(steps) == 1 and len(set(steps)) >= 6, steps
 
     path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
-    found = answers_of_child(
-        "third_party_child",
-        model,
-        asked,
-        list(ENGINES.values()),
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    for name, engine in zip(ENGINES, found, strict=True):
-        assert (engine["model"], engine["family"]) == ("block_qwen2_model", "block_qwen2")
-        assert (engine["preemptions"] > 0) == (name == "preempted"), name
-        for answers in engine["answers"]:
+    found = in_child(served, model, asked, env=os.environ | {"PYTHONPATH": path})
+    for name, twice in zip(ENGINES, found, strict=True):
+        for answers in twice:
             different = [n for n in robust if answers[n] != wanted[n].tokens]
             assert not different, (name, different)
 
 
-def test_the_reference_sees_a_whole_block(tmp_path: Path) -> None:
-    """A later token of its block changes a position's logits; one behind its block does not."""
-    reference = Reference(random_checkpoint(tmp_path, tied=False))
-    tokens = list(range(20))
-    changed = [*tokens[:15], 200, *tokens[16:]]
-    differs = (reference.logits(tokens) - reference.logits(changed)).abs().amax(1) > 1e-3
-    assert differs.tolist() == [n >= BLOCK for n in range(20)]
-
-
 def test_the_docs_show_this_package() -> None:
-    """And the document is short."""
     shown = (ROOT / "docs" / "adding_a_family.md").read_text()
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", shown, re.DOTALL)
     assert blocks == [(PACKAGE / name).read_text() for name in FILES]
-    assert len(shown.splitlines()) <= 80

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
-from tests.support.children.trace_child import told
-from tests.support.engine import answers_of_child, engine
-from tests.support.mixed_requests import FAMILIES
+from tests.support.child import in_child
+from tests.support.engine import engine, settings
+from tests.support.mixed_requests import FAMILIES, completions, mixed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 COUNT = 30
 CLOCK = ("engine_step", "milliseconds")  # differ from run to run
 ROUNDED = ("probability", "logprob")
+
+
+def told(running: Any, family: str) -> list[list[tuple[list[int], dict[str, Any]]]]:
+    """Tokens and trace of every answer to every request."""
+    found = completions(running, list(mixed(family, COUNT)), {"diffusion_trace": True})
+    return [[(list(o.token_ids), o.diffusion_trace.as_json()) for o in each] for each in found]
+
+
+def by_ranks(family: str, options: dict[str, Any]) -> Iterator[Any]:
+    """The same of an engine with several ranks, in a process of its own."""
+    from vllm import LLM
+
+    path, length, _, _ = FAMILIES[family]
+    llm = LLM(model=str(path), **(settings(length) | options))
+    yield told(SimpleNamespace(llm=llm), family)
 
 
 def compared(trace: dict[str, Any]) -> tuple[Any, list[float]]:
@@ -46,9 +63,9 @@ def test_two_ranks(family: str, axis: str) -> None:
     # A pipeline has no pass that commits one canvas and denoises the next.
     apart = {"additional_config": {"dllm": {"fused_commit": "off"}}}
     options = TEXT_ONLY_OPTIONS if family == "gemma" else apart
-    (two,) = answers_of_child("trace_child", family, COUNT, options | {axis: 2})
+    (two,) = in_child(by_ranks, family, options | {axis: 2})
     with engine(path, length, **options) as running:
-        one = told(running, family, COUNT)
+        one = told(running, family)
     for outputs, others in zip(one, two, strict=True):
         for (tokens, trace), (their_tokens, their_trace) in zip(outputs, others, strict=True):
             assert tokens == their_tokens

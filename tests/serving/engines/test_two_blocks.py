@@ -124,28 +124,3 @@ def test_the_context_is_filled_to_the_last_token(small: Path) -> None:
     assert [len(p) + len(tokens) for p, (tokens, _) in zip(prompts, alone, strict=True)] == [
         64
     ] * 63
-
-
-@pytest.mark.engine
-def test_aborted_in_every_phase(small: Path) -> None:
-    """Requests that are aborted, one step later each, leave nothing behind, and others go on."""
-    params = greedy(40, ignore_eos=True, diffusion_threshold=2.0)
-    prompt = list(range(30, 49))
-    with engine(
-        small, 4, max_num_batched_tokens=16, max_num_seqs=2, **(ON | {"diffusion_config": None})
-    ) as running:
-        ((wanted, _),) = running.generate([prompt], [params])
-        core = running.llm.llm_engine
-        for steps in range(12):
-            core.add_request(f"stays{steps}", {"prompt_token_ids": prompt}, params)
-            core.add_request(f"goes{steps}", {"prompt_token_ids": prompt[steps:]}, params)
-            outputs: dict[str, list[int]] = {}
-            for n in range(400):
-                if n == steps:
-                    core.abort_request([f"goes{steps}"])
-                for output in core.step():
-                    outputs[output.request_id] = list(output.outputs[0].token_ids)
-                if not core.has_unfinished_requests():
-                    break
-            assert outputs[f"stays{steps}"] == wanted
-            running.assert_idle()

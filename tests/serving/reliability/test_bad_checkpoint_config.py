@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.settings.test_bad_input import refusal
 from tests.support.engine import engine, greedy
+from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference, random_checkpoint
 from tests.support.strategies import JSON, STEPS, Number, share
 from vllm_dllm.families.config_fields import canvas_length
@@ -163,11 +164,11 @@ def test_an_odd_agreement(case: str, tmp_path: Path) -> None:
     reference = Reference.load(tmp_path, 32, mask=299)
     edit(tmp_path / "config.json", **said)
     prompt = [11 * n % 290 for n in range(1, 41)]
-    wanted, margin = reference.generate(prompt, 0.5, 20, set())
-    assert margin > 3e-5, "a near tie: choose another prompt"
+    wanted = reference.generate(prompt, 20, Rule(threshold=0.5))
+    assert wanted.margin > MARGIN, "a near tie: choose another prompt"
     with engine(tmp_path, 32) as running:
         params = greedy(20, ignore_eos=True, min_tokens=20, diffusion_threshold=0.5)
-        assert running.generate([prompt], [params]) == [(wanted, "length")]
+        assert running.generate([prompt], [params]) == [(wanted.tokens, "length")]
 
 
 def edit(file: Path, **fields: Any) -> None:

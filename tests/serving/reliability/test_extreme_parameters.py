@@ -5,7 +5,6 @@ Whatever a request carries, it is refused by name, or served, or ended alone.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -163,17 +162,8 @@ def test_what_is_almost_contradictory_is_served(running: Engine) -> None:
         assert (tokens, reason) == ([40] * 12, "length")
 
 
-@pytest.fixture
-def errors(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the package logs, which vLLM keeps from pytest."""
-    logger = logging.getLogger("vllm.dllm")
-    logger.addHandler(caplog.handler)
-    yield caplog
-    logger.removeHandler(caplog.handler)
-
-
 def test_who_leaves_no_token_ends_for_its_own_reason(
-    running: Engine, monkeypatch: pytest.MonkeyPatch, errors: pytest.LogCaptureFixture
+    running: Engine, monkeypatch: pytest.MonkeyPatch, package_log: pytest.LogCaptureFixture
 ) -> None:
     """What admission overlooks is not blamed on the model, and costs nobody's cached pages."""
     from vllm_dllm.frontend import front_end
@@ -188,14 +178,14 @@ def test_who_leaves_no_token_ends_for_its_own_reason(
     found = running.generate(prompts, [params(**options), *[calm] * 4])
     assert found[0] == ([], "error")
     assert found[1:] == before[1:]
-    assert "its parameters leave no token to choose" in errors.text
-    assert "not finite" not in errors.text
+    assert "its parameters leave no token to choose" in package_log.text
+    assert "not finite" not in package_log.text
     assert len(running.block_pool.cached_block_hash_to_block) == cached > 0
     assert running.generate(prompts, [calm] * 5) == before
 
 
 def test_who_cannot_be_taken_up_ends_alone(
-    running: Engine, monkeypatch: pytest.MonkeyPatch, errors: pytest.LogCaptureFixture
+    running: Engine, monkeypatch: pytest.MonkeyPatch, package_log: pytest.LogCaptureFixture
 ) -> None:
     """Catches one request's parameters that take the engine down."""
     from vllm_dllm.engine import row_options
@@ -212,8 +202,8 @@ def test_who_cannot_be_taken_up_ends_alone(
     calm = [params(temperature=0, seed=n, max_tokens=20) for n in range(4)]
     found = running.generate([PROMPT[0], *PROMPT], [params(top_k=17), *calm])
     assert found == [([], "error"), *before]
-    assert "a number that nobody thought of" in errors.text
-    assert "its parameters could not be processed" in errors.text
+    assert "a number that nobody thought of" in package_log.text
+    assert "its parameters could not be processed" in package_log.text
     running.assert_idle()
 
 

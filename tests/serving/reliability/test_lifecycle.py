@@ -7,26 +7,19 @@ a newcomer that gets the victim's slot is exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import oracle
-from tests.support.drive import (
-    TWO_BLOCKS,
-    Driver,
-    assert_nothing_held,
-    gemma,
-    llada2,
-    replaced,
-)
+from tests.support import drive, oracle
+from tests.support.drive import TWO_BLOCKS, Driver, Family, assert_nothing_held, replaced
 from tests.support.lifecycle import (
-    BUDGET,
+    CANVAS_PHASES,
     EVENTS,
-    PHASES,
     World,
     assert_end,
     assert_unnoticed,
@@ -36,39 +29,141 @@ from vllm_dllm.engine.slots import Phase
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
+JOINT = {
+    "diffusion_algorithm": "JointThreshold",
+    "diffusion_threshold": 2.0,
+    "diffusion_edit_threshold": 0.0,
+    "diffusion_max_post_edit_steps": 2,  # so few that one who inherits a count shows it
+}
+LINEAR_SPEC = {"diffusion_algorithm": "LinearSpec"}
+AHEAD, BEHIND = {"async_scheduling": True}, {"async_scheduling": False}
+LOCKSTEP = {"additional_config": {"dllm": {"execution": "sync"}}}
+SEPARATE = {"additional_config": {"dllm": {"fused_commit": "off"}}}
+# Three windows of two blocks, and a chunk that is shorter than the victim.
+WIDER = TWO_BLOCKS | {"max_num_batched_tokens": 64}
+TOGETHER = WIDER | {"additional_config": {"dllm": {"execution": "sync", "fused_commit": "on"}}}
+USUAL = ("waiting", "mid-prefill", *(phase for phase in CANVAS_PHASES if phase != "prompt-again"))
+LATE = ("late-0", "late-2")
+PASSES = ("mid-prefill", *(f"{kind}-{n}" for kind in ("draft", "verify") for n in (0, 1, 12)))
+SHIFTED = ("mid-prefill", "prompt-again", "denoise-2", "second-canvas")
+LAST = ("one-token", "first-canvas", "one-after", "two-canvases", "stop-token", "late-stop-token")
+FEW_LAST = ("one-token", "first-canvas", "one-after", "late-stop-token")
 
-WORLDS = [
-    *("llada2-async", "llada2-two-blocks"),
-    *(
-        pytest.param(w, marks=pytest.mark.long)
-        for w in ("llada2-sync", "gemma-sync", "gemma-async")
+
+@dataclass(frozen=True)
+class Way:
+    """An engine of three seats, what its requests ask for, and what happens to one of them.
+
+    Attributes:
+        family: from a folder for the checkpoint.
+        asked: options of requests in place of the family's slow ones.
+        hurried: the victim alone is quick, and waits for the others.
+    """
+
+    family: Callable[[Path], Family]
+    options: dict[str, Any]
+    phases: tuple[str, ...] = USUAL
+    lasts: tuple[str, ...] = LAST
+    asked: dict[str, Any] = field(default_factory=dict)
+    hurried: bool = False
+    temperature: float = 0.0
+
+
+def llada2(path: Path) -> Family:
+    return drive.llada2()
+
+
+# DiffusionGemma's canvases would settle to the same in any step if they were not hot.
+WAYS: dict[str, Way] = {
+    "llada2-async": Way(llada2, AHEAD),
+    "llada2-two-blocks": Way(llada2, WIDER),
+    "llada2-sync": Way(llada2, BEHIND),
+    "gemma-sync": Way(drive.gemma, BEHIND, temperature=1.5),
+    "gemma-async": Way(drive.gemma, AHEAD, temperature=1.5),
+    # JointThreshold goes on with a canvas that has no masks left, and counts those steps.
+    "edits-async": Way(llada2, AHEAD, LATE, FEW_LAST, JOINT),
+    "edits-two-blocks": Way(llada2, WIDER, LATE, FEW_LAST, JOINT),
+    # A finished canvas waits for the others of its batch.
+    "lockstep-async": Way(llada2, AHEAD | LOCKSTEP, LATE, FEW_LAST, hurried=True),
+    "lockstep": Way(llada2, BEHIND | LOCKSTEP, LATE, FEW_LAST, hurried=True),
+    "lockstep-two-blocks": Way(llada2, TOGETHER, LATE, FEW_LAST, hurried=True),
+    "lockstep-gemma-async": Way(
+        drive.gemma, AHEAD | LOCKSTEP, LATE, FEW_LAST, hurried=True, temperature=1.5
     ),
-]
+    # Canvases are drafted, then verified by a causal pass of which part may be rejected. Greedy
+    # answers have too few different tokens for a stop token in the second canvas.
+    "verifying-async": Way(drive.nemotron, AHEAD, PASSES, FEW_LAST, LINEAR_SPEC),
+    "verifying-sync": Way(drive.nemotron, BEHIND, PASSES, FEW_LAST, LINEAR_SPEC),
+    "nemotron-sync": Way(drive.nemotron, BEHIND, USUAL[1:], temperature=1.0),
+    "nemotron-async": Way(drive.nemotron, AHEAD, USUAL[1:], temperature=1.0),
+    "diffcoder-sync": Way(drive.diffcoder, BEHIND | SEPARATE, USUAL[1:]),
+    "diffcoder-async": Way(drive.diffcoder, AHEAD | SEPARATE, USUAL[1:]),
+    "diffcoder-granted": Way(drive.diffcoder, AHEAD, USUAL[1:]),
+    "diffcoder-two-blocks": Way(drive.diffcoder, TWO_BLOCKS, USUAL[1:]),
+    "fast-dllm-sync": Way(drive.fast_dllm, BEHIND, SHIFTED, ()),
+    "fast-dllm-async": Way(drive.fast_dllm, AHEAD, SHIFTED, ()),
+    "fast-dllm-streams": Way(
+        drive.fast_dllm, AHEAD, SHIFTED, (), asked={"diffusion_stream_prefix": True}
+    ),
+    # The state of an edited canvas is not inherited.
+    "llada2.2-async": Way(
+        drive.llada22, AHEAD, ("mid-prefill", "denoise-2", "converged", "second-canvas"), FEW_LAST
+    ),
+}
+QUICK = ("llada2-async", "llada2-two-blocks", "edits-async", "lockstep-async", "verifying-async")
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def world(request: pytest.FixtureRequest, gemma_path: Path) -> Iterator[World]:
-    name, way = request.param.split("-", 1)
-    family = llada2() if name == "llada2" else gemma(gemma_path)
-    options: dict[str, Any] = {"async_scheduling": way != "sync"}
-    budget = BUDGET[name]
-    if way == "two-blocks":
-        options, budget = TWO_BLOCKS, 2 * budget
-    with family.start(max_num_seqs=3, max_num_batched_tokens=budget, **options) as running:
-        yield World.make(family, running, way != "sync")
+def each(cases: Callable[[Way], list[tuple[Any, ...]]]) -> list[Any]:
+    """The cases of every way; those of the ways that are not quick are long."""
+    return [
+        pytest.param(name, *case, marks=() if name in QUICK else pytest.mark.long)
+        for name, way in WAYS.items()
+        for case in cases(way)
+    ]
 
 
-# Who waits has nothing that could be taken from him.
-CASES = [
-    (phase, event)
-    for phase in PHASES
-    for event in EVENTS
-    if phase != "waiting" or event in ("abort", "reset")
-]
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], World]]:
+    """The world of each way, which is begun once: engines live beside each other, and end at once,
+    because vLLM's groups of processes end with the first of them."""
+    begun: dict[str, World] = {}
+    with contextlib.ExitStack() as engines:
+
+        def world(name: str) -> World:
+            if name in begun:
+                return begun[name]
+            way = WAYS[name]
+            family = way.family(tmp_path_factory.mktemp("lifecycle") / "model")
+            family = replace(family, slow=way.asked or family.slow)
+            budget = {"max_num_seqs": 3, "max_num_batched_tokens": family.budget}
+            running = engines.enter_context(family.start(**(budget | way.options)))
+            ahead = way.options["async_scheduling"]
+            made = World.make(family, running, ahead, way.temperature)
+            begun[name] = made.hurried() if way.hurried else made
+            return begun[name]
+
+        yield world
 
 
-@pytest.mark.parametrize(("phase", "event"), CASES)
+@pytest.fixture
+def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
+    return worlds(request.param)
+
+
+def events(way: Way) -> list[tuple[str, str]]:
+    # Who waits has nothing that could be taken from him.
+    return [
+        (phase, event)
+        for phase in way.phases
+        for event in EVENTS
+        if phase != "waiting" or event in ("abort", "reset")
+    ]
+
+
+@pytest.mark.parametrize(("world", "phase", "event"), each(events), indirect=["world"])
 def test_event_in_phase(world: World, phase: str, event: str) -> None:
+    """Catches a newcomer that inherits a canvas, a count of edits or the wish to leave, a canvas
+    that is denoised again, and a rejected token that comes back."""
     driver = world.begin()
     if phase == "converged" and world.fused:
         driver.until(lambda: never_commits(driver))
@@ -83,12 +178,12 @@ def never_commits(driver: Driver) -> bool:
     return not driver.running.llm.llm_engine.has_unfinished_requests()
 
 
-END_NAMES = ("one-token", "first-canvas", "one-after", "two-canvases", "stop-token",
-             "late-stop-token")  # fmt: skip
+def both_lasts(way: Way) -> list[tuple[str, bool]]:
+    commits = (False, True) if way.phases == USUAL else (False,)
+    return [(name, last) for name in way.lasts for last in commits]
 
 
-@pytest.mark.parametrize("last_commit", [False, True], ids=["leaves-early", "commits"])
-@pytest.mark.parametrize("name", END_NAMES)
+@pytest.mark.parametrize(("world", "name", "last_commit"), each(both_lasts), indirect=["world"])
 def test_end(world: World, name: str, last_commit: bool) -> None:
     """A request ends while denoised (its last canvas leaves early), or with a commit."""
     options, tokens, reason = ends(world)[name]
@@ -100,6 +195,21 @@ def test_end(world: World, name: str, last_commit: bool) -> None:
         assert_end(world, options, world.alone["victim"][:tokens], reason)
 
 
+def only(chosen: Callable[[Way], bool]) -> list[Any]:
+    return each(lambda way: [()] if chosen(way) else [])
+
+
+@pytest.mark.parametrize("world", only(lambda way: way.phases == LATE), indirect=True)
+def test_the_others_leave(world: World) -> None:
+    """Whom the victim waits for is gone: it must go on, alone, as if nobody had been there."""
+    driver = world.begin()
+    world.reach(driver, "late-0")
+    world.running.llm.llm_engine.abort_request(["near", "far"])
+    assert driver.finish()["victim"] == world.alone["victim"]
+    assert_nothing_held(world.running)
+
+
+@pytest.mark.parametrize("world", only(lambda way: way.phases == USUAL), indirect=True)
 def test_end_of_sequence(world: World) -> None:
     """The checkpoint's own end token, with tokens of the same canvas behind it."""
     name = world.family.name
@@ -120,6 +230,7 @@ def test_end_of_sequence(world: World) -> None:
     assert_end(changed, {}, wanted, "stop")
 
 
+@pytest.mark.parametrize("world", only(lambda way: way.phases == USUAL), indirect=True)
 def test_stop_string(world: World) -> None:
     """Found behind the engine, which has begun another canvas by then, and is told to abort."""
     tokens, tokenizer = world.alone["victim"], world.running.llm.get_tokenizer()

@@ -7,7 +7,6 @@ do not tell.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,26 +189,3 @@ def test_who_ends_while_waiting_is_forgotten(engines: Callable[[str], Engine]) -
     running.llm.llm_engine.abort_request(["2"])
     driver.finish()
     assert not interrupted
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_mixed_run(engines: Callable[[str], Engine]) -> None:
-    """Two thousand requests of all kinds, streaming or not, and as many preemptions."""
-    running = engines("fdfo-async")
-    draw = random.Random(4)
-    pool = []
-    for n in range(100):
-        prompt = [draw.randrange(5, 250) for _ in range(draw.randrange(1, 90))]
-        tokens = draw.randrange(40, TOKENS)
-        streams = n % 4 != 0
-        pool.append((prompt, params(draw.choice(list(ASKED)), tokens, n, streams)))
-    alone = [answers(running, [prompt], [asked])[0] for prompt, asked in pool]
-    order = [draw.randrange(len(pool)) for _ in range(2000)]
-    preempted = count_calls(running.scheduler, "_preempt_request")
-    found = answers(running, [pool[n][0] for n in order], [pool[n][1] for n in order])
-    del running.scheduler._preempt_request
-    different = [n for n, answer in zip(order, found, strict=True) if not same(answer, alone[n])]
-    print(f"{len(preempted)} preemptions, {len(different)} of {len(order)} differ")
-    assert len(preempted) >= 2000
-    assert not different

@@ -17,6 +17,7 @@ import pytest
 from tests.support import oracle
 from tests.support.drive import PAGE, Family, assert_nothing_held, gemma, llada2
 from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.reference import MARGIN, Rule
 from tests.support.reference_gemma import COLD
 from tests.support.reference_gemma import Reference as GemmaReference
 from tests.support.reference_llada2 import Reference
@@ -24,7 +25,6 @@ from tests.support.reference_llada2 import Reference
 pytestmark = pytest.mark.engine
 
 END = 508
-MARGIN = 3e-5
 # L - 1, L, L + 1 and one more block; around a page.
 LENGTHS = {
     "llada2": (1, 7, 8, 9, 15, 16, 17, PAGE - 1, PAGE, PAGE + 1, 41, 2 * PAGE + 1),
@@ -62,8 +62,8 @@ def test_llada2_prompts_and_budgets(budget: int) -> None:
     family = llada2()
     asked = family.prompts(LENGTHS["llada2"], seed=31)
     reference = Reference.load(family.path, 8, oracle.checkpoint("ckpt_b_b8").mask_token_id)
-    wanted = [reference.generate(prompt, 0.5, 11, {END}) for prompt in asked]
-    robust = [n for n, (_, margin) in enumerate(wanted) if margin > MARGIN]
+    wanted = [reference.generate(prompt, 11, Rule(threshold=0.5), (END,)) for prompt in asked]
+    robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= len(asked) - 2
     params = greedy(11, diffusion_threshold=0.5)
     seats = {"max_num_batched_tokens": budget, "max_num_seqs": min(budget, 16)}
@@ -72,12 +72,12 @@ def test_llada2_prompts_and_budgets(budget: int) -> None:
         tokens, wanted_chunks = ALONE[budget]
         n = LENGTHS["llada2"].index(tokens)
         assert n in robust
-        assert running.generate([asked[n]], [params])[0][0] == wanted[n][0]
+        assert running.generate([asked[n]], [params])[0][0] == wanted[n].tokens
         assert chunks == wanted_chunks
         got = running.generate(asked, [params] * len(asked))
         assert max(chunks) <= budget
         for n in robust:
-            assert got[n][0] == wanted[n][0], f"prompt of {len(asked[n])} tokens"
+            assert got[n][0] == wanted[n].tokens, f"prompt of {len(asked[n])} tokens"
         assert_nothing_held(running)
 
 

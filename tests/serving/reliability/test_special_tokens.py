@@ -12,14 +12,14 @@ import torch
 from tests.support import oracle
 from tests.support.drive import Family, assert_nothing_held, gemma, llada2, replaced
 from tests.support.engine import Engine, greedy
+from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference
 
 pytestmark = pytest.mark.engine
 
 MASK, END = 511, 508  # of the golden checkpoint
 L = 8
-# Decisions closer than this may legitimately fall differently in another summation order.
-MARGIN = 3e-5
+RULE = Rule(threshold=0.5)
 # Where the mask token stands in a prompt, and how long that is.
 PLACES: dict[str, tuple[int, tuple[int, ...]]] = {
     "first-of-two": (2, (0,)),
@@ -38,7 +38,7 @@ class Biased(Reference):
 
     bias = 0.0
 
-    def logits(self, ids: list[int]) -> torch.Tensor:
+    def logits(self, ids: list[int], start: int | None = None) -> torch.Tensor:
         values = super().logits(ids)
         values[:, self.mask] += self.bias
         return values
@@ -62,9 +62,9 @@ def prompt_with(place: str, token: int) -> list[int]:
 
 
 def wanted(reference: Reference, prompt: list[int], tokens: int) -> list[int]:
-    output, margin = reference.generate(prompt, 0.5, tokens, {END})
-    assert margin > MARGIN, "a near tie: choose another prompt"
-    return output
+    answer = reference.generate(prompt, tokens, RULE, (END,))
+    assert answer.margin > MARGIN, "a near tie: choose another prompt"
+    return answer.tokens
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -85,9 +85,9 @@ def test_an_end_in_the_prompt_ends_nothing(place: str, masked: Engine, reference
     """Nor does a stop token that the user wrote."""
     prompt = prompt_with(place, END)
     params = greedy(12, diffusion_threshold=0.5, stop_token_ids=[prompt[0]])
-    output, margin = reference.generate(prompt, 0.5, 12, {END, prompt[0]})
-    assert margin > MARGIN
-    assert masked.generate([prompt], [params])[0][0] == output
+    answer = reference.generate(prompt, 12, RULE, (END, prompt[0]))
+    assert answer.margin > MARGIN
+    assert masked.generate([prompt], [params])[0][0] == answer.tokens
 
 
 @pytest.mark.parametrize("way", ["logit_bias", "head"])

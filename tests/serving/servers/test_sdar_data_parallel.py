@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.serving.servers.test_data_parallel import requests_of_engines
+from tests.support.families import CONTEXT, Asked, requests
 from tests.support.reference_sdar import random_checkpoint
-from tests.support.sdar_requests import requests
 from tests.support.server import AS_SERVED, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-FLAGS = ("--data-parallel-size", "2", "--api-server-count", "1")
+FLAGS = (
+    *("--data-parallel-size", "2", "--api-server-count", "1"),
+    *("--max-model-len", str(CONTEXT)),
+)
 EXECUTION = '{"dllm": {"execution": "%s"}}'
 ON = '{"dllm": {"fused_commit": "on", "execution": "%s"}}'
 CASES: dict[str, tuple[bool, int, tuple[str, ...]]] = {
@@ -36,16 +38,16 @@ CASES: dict[str, tuple[bool, int, tuple[str, ...]]] = {
 def test_two_engines(name: str, tmp_path: Path) -> None:
     experts, block, flags = CASES[name]
     model = random_checkpoint(tmp_path / "model", experts, block)
-    wanted, robust, asked = requests(model, block)
+    asked = requests("sdar with experts" if experts else "sdar", model, block)
 
-    def complete(request: dict[str, Any]) -> list[int]:
+    def complete(request: Asked) -> list[int]:
         body = {
             "temperature": 0,
             "ignore_eos": True,
-            "stop_token_ids": request["stop"],
-            "vllm_xargs": request["options"],
+            "stop_token_ids": request.stop,
+            "vllm_xargs": request.options,
         }
-        found = server.complete(request["prompt"], request["max_tokens"], **body)
+        found = server.complete(request.prompt, request.max_tokens, **body)
         return found["token_ids"]
 
     with (
@@ -59,8 +61,8 @@ def test_two_engines(name: str, tmp_path: Path) -> None:
         served = requests_of_engines(server)
     different = [
         n
-        for n, tokens in enumerate(found)
-        if n % len(asked) in robust and tokens != wanted[n % len(asked)].tokens
+        for n, (tokens, one) in enumerate(zip(found, asked * 2, strict=True))
+        if one.robust and tokens != one.wanted.tokens
     ]
     assert not different
     assert set(served) == {"0", "1"}
