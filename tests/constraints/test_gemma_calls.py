@@ -170,7 +170,7 @@ TOKENS = (CALL, CALL_END, DELIMITER)
 
 
 def with_marks(*named: str) -> Vocabulary:
-    """Bytes, and special tokens behind them."""
+    """Bytes, and special tokens after them."""
     added = [*named, "<eos>", "<|turn>"]
     return Vocabulary.read(
         {

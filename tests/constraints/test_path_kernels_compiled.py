@@ -21,7 +21,7 @@ WINDOW = dict.fromkeys(("first_of", "budget_of", "width_of"), "*i64")
 FREE = dict.fromkeys(("forced_of", "likeliest_of", "drawn_of", "keys_of"), "*i64")
 CHUNKS = {"by_chunk": "*fp32", "place_in_chunk": "*u8", "exact_in_chunk": "*fp32"}
 LOGITS = {"chosen_logit": "*fp32", "top_logit": "*fp32"}
-PATH = {"token": "*i64", "margin": "*fp32", "inside": "*i1", "behind": "*i1"}
+PATH = {"token": "*i64", "margin": "*fp32", "inside": "*i1", "after_end": "*i1"}
 REST = {"states": "*i64", "feasible": "*i1"}
 
 

@@ -151,7 +151,7 @@ def test_a_constraint_alone_needs_no_distribution(chosen_from_rows: list[int]) -
                 assert torch.equal(getattr(got, name)[index], tensor[index])
         else:
             assert path.feasible[index]
-            kept = ~path.behind[index]
+            kept = ~path.after_end[index]
             assert torch.equal(got.token[index][kept], path.token[index][kept])
             assert torch.equal(got.token[index][~kept], free.statistics.token[index][~kept])
             assert temperature > 0 or torch.equal(got.sample[index], got.token[index])

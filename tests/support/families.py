@@ -249,7 +249,7 @@ def assert_served(model: Path, block: int, family: str, way: str, asked: list[As
     with engine(model, block, **(own | FAMILIES[family].ways[way])) as running:
         assert type(running.runner.model).__name__ == FAMILIES[family].model
         assert running.slots.length == block
-        assert (running.slots.window is not None) == way.startswith("two blocks")
+        assert (running.runner.model_state.parts.window is not None) == way.startswith("two blocks")
         preempted = count_calls(running.scheduler, "_preempt_request")
         for _ in range(2):
             assert_equal(way, asked, [t for t, _ in running.generate(prompts, params)])

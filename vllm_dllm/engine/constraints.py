@@ -15,21 +15,26 @@ depends on nothing else, so all ranks agree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from canvas_grammar import CompiledConstraint, CompileLimits
-from canvas_grammar.automaton.configurations import NO_STATE, START, Configurations
-from canvas_grammar.automaton.windows import window
-from canvas_grammar.decoding.automaton_tables import automaton_tables, dead_state
-from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
-from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas, path_finder
-from canvas_grammar.decoding.tables import Tables
-from canvas_grammar.decoding.token_classes import class_tables
+from canvas_grammar import CompiledConstraint
+from canvas_grammar.decoding import (
+    NO_STATE,
+    START,
+    CanvasWindow,
+    ConstrainedPath,
+    FreeTokens,
+    Part,
+    PathStep,
+    PlannedCanvas,
+    Session,
+    path_finder,
+)
 
 from vllm_dllm.decoding.blocks import open_blocks
 from vllm_dllm.engine.contracts import FollowedPaths, MaskedRows, NoiseRows, StepPlan
@@ -38,9 +43,6 @@ from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 
-# Roughly how many states a canvas follows, and how many parts of a constraint are cached.
-MOST_STATES = CompileLimits().window_states
-MOST_VIEWS = 64
 # How many plans are cached, one for each set of canvases. A steady batch has one set for each part
 # that the readout splits it into.
 MOST_KEPT = 8
@@ -57,19 +59,21 @@ class Constraints:
     `canvas_grammar.automaton.windows`.
 
     Attributes:
-        state: int64 ``[slots]``, the state in the slot's view after the tokens output so far, and
+        state: int64 ``[slots]``, the state in the slot's part after the tokens output so far, and
             after the finished blocks of a canvas of several.
         finder: finds paths, with memory that all steps share.
-        followed: by slot, the constraint of its request; slots with equal constraints share one.
-        views: by slot, the part of its constraint that its canvas follows.
+        sessions: by slot, the constraint of its request; slots with equal constraints share one.
+        parts: by slot, the part of its constraint that its canvas follows.
     """
 
     def __init__(self, slots: SlotState) -> None:
         count, device = len(slots.phase), slots.device
         self.slots = slots
         self.state = torch.zeros(count, dtype=torch.int64, device=device)
-        self.followed: dict[int, SharedConstraint] = {}
-        self.views: dict[int, View] = {}
+        self.sessions: dict[int, Session] = {}
+        self.parts: dict[int, Part] = {}
+        # By slot, the hash of its packed constraint and how many tokens the canvases have to it.
+        self._keys: dict[int, tuple[bytes, int]] = {}
         self.starts = CanvasStarts(count, device)
         self.finder = path_finder(device)
         self._plan = lru_cache(MOST_KEPT)(self._planned)
@@ -88,29 +92,32 @@ class Constraints:
         kind = self.slots.kind
         length = kind.block_length if blocks == 1 else kind.length
         key = hashlib.sha256(packed).digest(), length
-        same = (each for each in self.followed.values() if each.key == key)
-        self.followed[slot] = next(same, None) or SharedConstraint(key, packed, self.slots.device)
+        same = (self.sessions[each] for each, known in self._keys.items() if known == key)
+        self.sessions[slot] = next(same, None) or Session(
+            CompiledConstraint(packed), length, self.slots.device
+        )
+        self._keys[slot] = key
         self.resume(slot, output, len(output))
 
     def resume(self, slot: int, output: Sequence[int], before: int) -> None:
-        """Give ``slot`` the view of a canvas that has already begun.
+        """Give ``slot`` the part of a canvas that has already begun.
 
         Args:
             slot: the slot of a request with a constraint.
             output: all tokens that the request has output.
             before: how many of them were output before the canvas began.
         """
-        constraint = self.followed[slot]
-        first = constraint.after(output[:before])
-        view = self.views[slot] = constraint.view(START if first == NO_STATE else first)
-        self.starts.enter(slot, moves=not view.whole)
-        reached = NO_STATE if first == NO_STATE else constraint.after(output[before:], first)
-        self.state[slot].fill_(view.place(reached))
+        session = self.sessions[slot]
+        first = session.after(output[:before])
+        part = self.parts[slot] = session.part(START if first == NO_STATE else first)
+        self.starts.enter(slot, moves=not part.whole)
+        reached = NO_STATE if first == NO_STATE else session.after(output[before:], first)
+        self.state[slot].fill_(part.place(reached))
 
     def _begin_canvases(self) -> None:
         """Give canvases that have begun the nearby part of their constraints."""
         for slot, place in self.starts.begun():
-            self.views[slot], place = self.followed[slot].next_view(self.views[slot], place)
+            self.parts[slot], place = self.sessions[slot].next_part(self.parts[slot], place)
             self.state[slot].fill_(place)
             self.starts.answer(slot)
 
@@ -118,9 +125,10 @@ class Constraints:
         """Free ``slot``, and free its constraint unless other slots follow it."""
         self.slots.constrained[slot] = False
         self.starts.leave(slot)
-        self.views.pop(slot, None)
-        constraint = self.followed.pop(slot, None)
-        if constraint is not None and constraint not in self.followed.values():
+        self.parts.pop(slot, None)
+        self._keys.pop(slot, None)
+        session = self.sessions.pop(slot, None)
+        if session is not None and session not in self.sessions.values():
             self._plan.cache_clear()
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
@@ -166,7 +174,7 @@ class Constraints:
         """
         slots = on_host[where]
         canvases = [
-            (index, self.views[slot], self.followed[slot], draws)
+            (index, self.parts[slot], self.sessions[slot], draws)
             for index, slot, draws in zip(
                 where.tolist(), slots.tolist(), self.slots.samples[slots].tolist(), strict=True
             )
@@ -174,11 +182,11 @@ class Constraints:
         return self._plan(len(on_host), both, *canvases)
 
     def _planned(
-        self, count: int, both: bool, *canvases: tuple[int, View, SharedConstraint, bool]
+        self, count: int, both: bool, *canvases: tuple[int, Part, Session, bool]
     ) -> Followed:
         planned = [
-            PlannedCanvas(index, view.automaton, constraint.classes, both or not draws, draws)
-            for index, view, constraint, draws in canvases
+            PlannedCanvas(index, part.automaton, session.classes, both or not draws, draws)
+            for index, part, session, draws in canvases
         ]
         kinds: np.ndarray = np.zeros((2, count, 1), dtype=bool)
         for canvas in planned:
@@ -357,7 +365,7 @@ class ConstrainedStep:
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """Tokens and probabilities, with those of a path where it has any."""
             sure = (path.margin * rate).exp() * own.probability
-            follows = follows & ~path.behind
+            follows = follows & ~path.after_end
             return torch.where(follows, path.token, token), torch.where(follows, sure, known)
 
         token, probability = kept(self.path, followed.follows, own.token, own.probability)
@@ -425,76 +433,6 @@ def _runs(where: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
             first = end
 
 
-@dataclass(frozen=True, eq=False)
-class View:
-    """The part of a constraint that a canvas follows.
-
-    Attributes:
-        automaton: its tables on the device.
-        states: int64 ``[states]``, the number of each of its states in the constraint.
-        whole: whether this is the whole constraint, so that every canvas may follow it.
-    """
-
-    automaton: Tables
-    states: np.ndarray
-    whole: bool
-
-    def place(self, state: int) -> int:
-        """The number of a constraint's state in this part, or the dead state if it is absent."""
-        found = np.flatnonzero(self.states == state)
-        return int(found[0]) if len(found) else dead_state(self.automaton)
-
-
-class SharedConstraint:
-    """A constraint that one or more running requests follow.
-
-    Attributes:
-        key: SHA-256 of the packed constraint, and how many tokens its canvases have to it.
-        configurations: its states, explored as far as canvases reach.
-        classes: its classes of tokens, on the device.
-    """
-
-    def __init__(self, key: tuple[bytes, int], packed: bytes, device: torch.device) -> None:
-        """Unpack the constraint that comes with a request, and copy its classes to the device.
-
-        Everything that depends on the constraint's values is computed on the host, so nothing waits
-        for the device.
-        """
-        self.key = key
-        self.configurations: Configurations = CompiledConstraint(packed).configurations()
-        tables = self.configurations.tables
-        self.device = device
-        self.classes = self._on_device(class_tables(tables.class_of_token, tables.classes))
-        self._first = self._window(START)
-        self._later = lru_cache(MOST_VIEWS)(self._window)
-
-    def view(self, state: int) -> View:
-        """The part that a canvas beginning in this state follows."""
-        return self._first if self._first.whole or state == START else self._later(state)
-
-    def _window(self, state: int) -> View:
-        found = window(self.configurations, state, self.key[1], MOST_STATES)
-        automaton = self._on_device(automaton_tables(found.automaton))
-        return View(automaton, found.states, found.whole)
-
-    def _on_device(self, tables: Tables) -> Tables:
-        return replace(tables, numbers=to_device(tables.numbers, self.device))
-
-    def after(self, tokens: Iterable[int], state: int = START) -> int:
-        """The state reached after these tokens, or `NO_STATE`."""
-        for token in tokens:
-            state = self.configurations.after(state, token)
-        return state
-
-    def next_view(self, view: View, place: int) -> tuple[View, int]:
-        """The view of a canvas that begins at a place of a view, and its place there."""
-        if place >= dead_state(view.automaton):
-            return view, dead_state(view.automaton)
-        state = int(view.states[place])
-        found = self.view(state)
-        return found, found.place(state)
-
-
 class _Copy:
     """A buffer on the host for one copy from the device."""
 
@@ -528,7 +466,7 @@ class CanvasStarts:
     Attributes:
         late: how many steps pass between a copy and its use, 0 or 1.
         waiting: bool ``[slots]``, canvases that wait.
-        moving: bool ``[slots]``, constraints that are larger than a view; `_moves` on the host.
+        moving: bool ``[slots]``, constraints that are larger than a part; `_moves` on the host.
     """
 
     def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:

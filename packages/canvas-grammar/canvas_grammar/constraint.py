@@ -28,7 +28,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a request asks for. Equal constraints have the same automaton.
+    """A request for structured output. Equal constraints have the same automaton.
 
     Attributes:
         kind: one of `KINDS`.

@@ -1,11 +1,10 @@
 """A pool of processes that compiles each constraint only once.
 
 Constraints wait for one of a few processes (`pool_process`), and those of the client that has used
-the least time go first. Whoever waits interrupts a constraint that takes long and has no more right
-to a process; it begins anew later, with a longer share. The verdict on one is an automaton or a
-refusal. It is cached, and the same constraint gets it immediately when it is sent again. A
-`BusyError` is not a verdict and is not cached: the constraint has waited too long, or its process
-was killed.
+the least time go first. If a constraint takes long while clients wait that have used less time, it
+is interrupted, and starts again later with a longer share. The verdict on a constraint is an
+automaton or a refusal. It is cached for when the same constraint is sent again. A `BusyError` is
+not a verdict and is not cached: the constraint has waited too long, or its process was killed.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ COMPILED = b"+"  # the packed automaton follows
 REFUSED = b"-"  # the reason follows
 INTERRUPTED = b"!"
 INTERRUPT = signal.SIGUSR2
-# So many shares pass before a constraint is interrupted for another one of the same client, because
-# one that is begun anew loses what was done.
+# After so many shares a constraint is interrupted for another one of the same client. One share is
+# too little, because an interrupted constraint loses what was done.
 OF_ONE_CLIENT = 5
-# How often somebody looks whether a compilation should be interrupted.
+# How often the pool checks whether a compilation should be interrupted.
 LOOK_SECONDS = 0.2
 CLOSED = "no more constraints are compiled: their pool is closed"
 
@@ -60,7 +59,7 @@ class BusyError(RuntimeError):
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """What a constraint may cost.
+    """Limits on the cost of a constraint.
 
     Attributes:
         share_seconds: wall time that a constraint gets before others may interrupt it; twice as
@@ -204,7 +203,7 @@ class CompilerPool:
             self._settle(job, outcome, time.monotonic() - began)
 
     def _next(self) -> _Job | None:
-        """Wait for a constraint, and take the first; None once the pool is closed."""
+        """Wait for a constraint, and take the next; None once the pool is closed."""
         with self._lock:
             self._lock.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
@@ -215,7 +214,7 @@ class CompilerPool:
             return job
 
     def _rank(self, job: _Job, seconds: float = 0.0) -> tuple[float, float]:
-        """The lower, the sooner; `seconds` is how long it has run."""
+        """A job of lower rank goes first; `seconds` is how long it has run."""
         return min(map(self._used.__getitem__, job.clients)) + seconds, job.share
 
     def _must_yield(self, job: _Job, seconds: float) -> bool:

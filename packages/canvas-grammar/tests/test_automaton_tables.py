@@ -55,7 +55,7 @@ def test_the_paths_of_larger_automata(name: str, form: str) -> None:
         assert one.feasible.tolist() == two.feasible.tolist()
         sound = one.feasible
         assert sound[0]
-        for attribute in ("classes", "states", "behind"):
+        for attribute in ("classes", "states", "after_end"):
             assert torch.equal(getattr(one, attribute)[sound], getattr(two, attribute)[sound])
         torch.testing.assert_close(one.weight[sound], two.weight[sound], rtol=0, atol=1e-9)
 

@@ -32,7 +32,7 @@ def cases(draw: st.DrawFn) -> tuple[TokenAutomaton, torch.Tensor, CanvasWindow, 
     first = draw(st.integers(0, length - 1))
     width = draw(st.integers(first, length))
     budget = draw(st.integers(0, 7))
-    # Any state: canvases behind the first one begin inside of a text.
+    # Any state: canvases after the first one begin inside of a text.
     state = draw(st.integers(0, found.states - 1))
     forced = [-1] * length
     for position in draw(st.lists(st.integers(0, length - 1), max_size=2)):
@@ -210,14 +210,14 @@ def test_the_end_is_within_the_budget(budget: int) -> None:
     if budget <= 8:
         assert kinds.count(found.classes - 1) == 1, "the end is put off to the last moment"
         assert kinds[budget - 1] == found.classes - 1
-        assert kinds[budget:] == [found.classes] * (8 - budget), "behind the budget is nothing"
+        assert kinds[budget:] == [found.classes] * (8 - budget), "after the budget is nothing"
         assert int(paths.states[0, -1]) == found.states - 1
     else:
         assert found.classes - 1 not in kinds
     assert not best(constraint, weights, window(8, 1)).feasible[0]
 
 
-def test_behind_the_end_there_is_only_the_end() -> None:
+def test_after_the_end_there_is_only_the_end() -> None:
     found = automaton("choice", ["a", "ab"])
     constraint = joined(found)
     paths = best(constraint, torch.zeros(1, 6, found.classes + 1), window(6, 100))

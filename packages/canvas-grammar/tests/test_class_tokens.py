@@ -264,8 +264,8 @@ def test_drawn_tokens_follow_the_softmax_of_their_class(kind: int) -> None:
     logits = torch.randn(ids, generator=torch.Generator().manual_seed(5))
     logits[-1] = -1e5
     classes = class_tables(kinds, 3)
-    behind, first = (classes.table(c, 1) for c in (Column.BEHIND_CHUNK, Column.FIRST_CHUNK))
-    assert int(behind - first) > 2 * CHUNK
+    after, first = (classes.table(c, 1) for c in (Column.END_CHUNK, Column.FIRST_CHUNK))
+    assert int(after - first) > 2 * CHUNK
     constraint = joined(*[that_allows(kinds, kind)] * count)
     whole = logits.expand(count, length, -1)
     # A free token of the other class, so that every token is drawn within its class.

@@ -39,7 +39,7 @@ def brackets() -> Node:
 
 
 def beside(words: str, other: str) -> Node:
-    """Two rules that begin alike: behind that one has two words, and one has one of them."""
+    """Two rules that begin alike: after that one has two words, and one has one of them."""
     first = either([literal(word * 2) for word in words])
     rules = [Rule("two", sequence(literal("c"), first))]
     rules.append(Rule("one", sequence(literal("c"), literal(f"{other},"))))

@@ -144,7 +144,7 @@ def test_the_tokens_of_the_best_path_are_the_best_of_their_classes(form: str) ->
     assert chosen.feasible.tolist() == [True]
 
 
-def behind_the_end(length: int) -> torch.Tensor:
+def after_the_end(length: int) -> torch.Tensor:
     """Logits ``[1, L, ids]`` of a model that writes "ab", the end, and then the letter c."""
     logits = torch.zeros(1, length, len(letters()))
     for position, token in enumerate([1, 2, END, *[3] * (length - 3)]):
@@ -155,13 +155,13 @@ def behind_the_end(length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("length", [3, 4, 12])
-def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int, form: str) -> None:
-    logits, constraint = behind_the_end(length), joined(automaton("regex", "[a-c]+"))
+def test_what_a_model_writes_after_the_end_makes_no_text_longer(length: int, form: str) -> None:
+    logits, constraint = after_the_end(length), joined(automaton("regex", "[a-c]+"))
     chosen = best_tokens(constraint, logits, window(length, 20), form)
     assert chosen.token[0].tolist() == [1, 2, *[END] * (length - 2)]
-    assert chosen.behind[0].tolist() == [False] * 3 + [True] * (length - 3)
+    assert chosen.after_end[0].tolist() == [False] * 3 + [True] * (length - 3)
     short = best_tokens(constraint, logits, window(length, 3), form)
-    assert not short.behind.any(), "behind the budget is no position"
+    assert not short.after_end.any(), "after the budget is no position"
     forced = best_tokens(constraint, logits, window(length, 20, forced=[-1, -1, 3]), form)
     assert forced.token[0, :3].tolist() == [1, 2, 3]
 
@@ -171,7 +171,7 @@ def test_what_a_model_writes_behind_the_end_makes_no_text_longer(length: int, fo
 def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint(
     pattern: str, wide: bool
 ) -> None:
-    """The text up to the first end, whatever is drawn behind it; also with a wide class."""
+    """The text up to the first end, whatever is drawn after it; also with a wide class."""
     count, length = 20_000, 3
     known = letters()
     allowed = [n for n in range(len(known)) if re.fullmatch(pattern, text_of(known, [n]).decode())]
@@ -208,7 +208,7 @@ def test_sureness_is_the_models_probability(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_outside_of_the_window(form: str) -> None:
-    """Before it stands what stood there, behind it the end."""
+    """Before it stands what stood there, after it the end."""
     found = automaton("choice", ["ab"])
     constraint = joined(found)
     logits = torch.randn(1, 6, len(letters()))

@@ -151,7 +151,7 @@ def test_gbnf_that_is_refused(text: str) -> None:
         grammar(text, LIMITS)
 
 
-def test_ignored_text_stands_behind_terminals_only() -> None:
+def test_ignored_text_stands_after_terminals_only() -> None:
     language = grammar('start: "a" "b"\n%ignore " "', LIMITS)
     for text, inside in (("ab", True), ("a  b ", True), (" ab", False), ("a\tb", False)):
         assert derives(language, text) == inside, text

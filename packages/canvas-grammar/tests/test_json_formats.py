@@ -14,7 +14,7 @@ import idna
 import jsonschema
 import pytest
 from canvas_grammar.grammar.json_facts import StringFacts
-from canvas_grammar.grammar.json_formats import AUTOMATA, format_kind
+from canvas_grammar.grammar.json_formats import AUTOMATA
 from canvas_grammar.grammar.json_strings import string_tree
 from canvas_grammar_support.derivations import derives, random_text
 
@@ -121,9 +121,7 @@ def test_examples(name: str) -> None:
 
 def test_other_formats_are_annotations() -> None:
     for name in ("int32", "password", "markdown", "", "utc-millisec", "Date"):
-        assert format_kind(name) == "annotation"
         assert derives(string_tree(StringFacts(formats=(name,))), '"anything"')
-    assert {format_kind(name) for name in AUTOMATA} == {"automaton"}
 
 
 def test_formats_with_lengths_and_patterns() -> None:

@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, bool, str]] = {
 }
 
 
-# Behind a thought; in "hidden thought" a client does not see what ends it.
+# After a thought; in "hidden thought" a client does not see what ends it.
 OPEN = "(?:(?!</t>|<x>)[a1<t>/TO\n])*"
 THOUGHTS = {
     "thought": (Thought("</t>", ("</t>", "<x>")), False, f"{OPEN}E1"),

@@ -10,7 +10,7 @@ from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.rule_automata import RuleAutomata, rule_automata
 from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
 from canvas_grammar.grammar.regex import regex
-from canvas_grammar.grammar.rules import Behind, Both, Call, Rule, Without
+from canvas_grammar.grammar.rules import Both, Call, Rule, Without, WithoutFirst
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import LIMITS
@@ -48,7 +48,7 @@ def nested() -> Node:
 
 def pairs() -> Node:
     chain = sequence(*(optional(literal(f",{name}")) for name in "abc"))
-    return sequence(either([literal(""), Behind(",", chain)]), literal(","))
+    return sequence(either([literal(""), WithoutFirst(",", chain)]), literal(","))
 
 
 def mutual() -> Node:
@@ -106,7 +106,11 @@ def test_long_endings_are_shared() -> None:
 def test_empty_languages() -> None:
     endless = Rule("endless")
     endless.body = sequence(literal("a"), Call(endless))
-    for language in (Call(endless), Both(literal("a"), literal("b")), Behind("x", literal("a"))):
+    for language in (
+        Call(endless),
+        Both(literal("a"), literal("b")),
+        WithoutFirst("x", literal("a")),
+    ):
         with pytest.raises(ConstraintError, match="allows no output at all"):
             rule_automata(language, LIMITS)
     automata = rule_automata(either([literal("b"), sequence(literal("a"), Call(endless))]), LIMITS)

@@ -1,6 +1,7 @@
 """JSON Schema's own test suite and real schemas: nothing that is offered or accepted is invalid.
 
-A part of them; `VLLM_DLLM_SCHEMAS=1` checks every schema.
+A part of them, and random schemas. `VLLM_DLLM_SCHEMAS=1` checks every schema, and
+`VLLM_DLLM_CASES=5000` so many random ones.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from canvas_grammar.automaton.vocabulary import Vocabulary
@@ -17,11 +19,14 @@ from canvas_grammar_support.helpers import tiny
 from canvas_grammar_support.schemas.checks import KEYWORDS, Report, check, refused_for
 from canvas_grammar_support.schemas.corpora import DRAFTS, REAL, Case, real_cases, suite_cases
 from canvas_grammar_support.schemas.large_vocabulary import published
+from canvas_grammar_support.schemas.strategies import whole_schemas
+from hypothesis import HealthCheck, given, settings
 
 # One of so many schemas is checked with each vocabulary. Drafts repeat each other's schemas, so
 # what one draft's part leaves out another's often has.
 PART = int(os.environ.get("VLLM_DLLM_SCHEMAS", "0"))
 OF_SUITE, OF_SUITE_LARGE, OF_REAL, OF_REAL_LARGE = (PART,) * 4 if PART else (24, 300, 60, 400)
+RANDOM = int(os.environ.get("VLLM_DLLM_CASES", "50"))
 WALKS = 10
 REASONS = {*KEYWORDS, "size", "false"}
 # Groups of real schemas of which some have patterns that take minutes to become automata. A server
@@ -76,6 +81,14 @@ def test_the_suite_in_canvases() -> None:
     found, compiled = violations(part(suite_cases(), 4 * OF_SUITE), tiny(), canvases=True)
     assert not found, "\n".join(found)
     assert len(compiled) > 10
+
+
+@settings(max_examples=RANDOM, deadline=None, suppress_health_check=list(HealthCheck))
+@given(whole_schemas())
+def test_random_schemas(drawn: tuple[str, dict[str, Any]]) -> None:
+    draft, schema = drawn
+    report = check(Case("random", draft, schema, ()), tiny(), 20)
+    assert report.refused or not report.problems, report.problems[:3]
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="../shared/json_schemas is not beside the project")

@@ -58,7 +58,7 @@ def test_any_order_and_number_of_items(items: Any) -> None:
 
 
 def test_unique_items_take_no_place_of_the_stack() -> None:
-    """A list behind an item is called last, so nothing waits for its end."""
+    """A list after an item is called last, so nothing waits for its end."""
     found = compiled("json_schema", unique(STRING, minItems=MOST_KINDS), tiny())
     assert found.facts.minimum <= 4 * MOST_KINDS + 2
 

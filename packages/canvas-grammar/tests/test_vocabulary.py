@@ -78,7 +78,7 @@ def test_the_tiny_checkpoints(name: str) -> None:
     text = 'naïve "日本" {"a": [1]}\n\t\x07'
     ids = tokenizer.encode(text).ids
     assert text_of(known, ids) == text.encode()
-    assert text_of(known, [*ids, 257, *ids]) == text.encode(), "nothing behind an end"
+    assert text_of(known, [*ids, 257, *ids]) == text.encode(), "nothing after an end"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ CONSTRAINTS: list[tuple[str, Any]] = [
 
 
 def check_edges(found: TokenAutomaton) -> None:
-    """A class leads to one state, no state is a dead end, and only the end is behind the end."""
+    """A class leads to one state, no state is a dead end, and only the end is after the end."""
     order = np.lexsort((found.edge_target, found.edge_source))
     np.testing.assert_array_equal(order, np.arange(len(order)))
     seen = set()

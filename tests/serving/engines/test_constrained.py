@@ -89,7 +89,7 @@ def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
     together = running.generate(mixed_prompts, mixed)
     assert together[::2] == alone
     assert all(reason == "stop" for _, reason in together[1::2])
-    followed = running.runner.model_state.parts.constraints.followed.values()
+    followed = running.runner.model_state.parts.constraints.sessions.values()
     assert len({id(constraint) for constraint in followed}) <= 1
 
 

@@ -174,7 +174,7 @@ def test_spread_experts_equal_the_reference(block: int, tmp_path: Path) -> None:
 
 def has_window(worker: Any) -> bool:
     """Whether a rank reads two blocks in a step."""
-    return worker.model_runner.model_state.slots.window is not None
+    return worker.model_runner.model_state.parts.window is not None
 
 
 def held_experts(worker: Any) -> list[int]:

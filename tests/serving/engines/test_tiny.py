@@ -80,7 +80,9 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Engine]]:
     own = {"diffusion_config": None, "disable_log_stats": False}
     with engine(model.path, 0, **(own | options)) as running:
         assert running.slots.length == model.reference.block
-        assert (running.slots.window is not None) == request.param.endswith("two-blocks")
+        assert (running.runner.model_state.parts.window is not None) == request.param.endswith(
+            "two-blocks"
+        )
         yield model, running
 
 

@@ -11,7 +11,7 @@ from canvas_grammar.automaton.graph import DEAD, equal_rows
 from canvas_grammar.automaton.rule_automata import RuleAutomata
 from canvas_grammar.limits import ConstraintError, spend
 
-# ---- What reading a text may do to a stack of rules: stay in a rule, call others, or leave it.
+# ---- How a text changes a stack of rules: the reader stays in a rule, calls others, or leaves it.
 #
 # An *outcome* is a set of *alternatives*; it has more than one if the text can be read in several
 # ways. An alternative is a pair of a tuple and a state:
@@ -55,7 +55,7 @@ class Outcomes:
         return number
 
 
-# ---- What single bytes do to a stack of rules.
+# ---- How single bytes change a stack of rules.
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Followers:
         backs: dict[int, set[int]] = {start: set() for start in starts}
         for _, start, back in automata.calls.tolist():
             backs[start].add(back)
-        behind = _closed(backs, ends)
+        reached = _closed(backs, ends)
         # Most states belong to the same rules as others.
         of_rules: dict[frozenset[int], frozenset[int]] = {}
         number: dict[frozenset[int], int] = {}
@@ -193,7 +193,7 @@ class Followers:
         for state in leaving:
             rules = frozenset(ends[state])
             if rules not in of_rules:
-                of_rules[rules] = frozenset().union(*(behind[start] for start in rules))
+                of_rules[rules] = frozenset().union(*(reached[start] for start in rules))
             group.append(number.setdefault(of_rules[rules], len(number)))
         groups = [sorted(states) for states in number]
         return cls(

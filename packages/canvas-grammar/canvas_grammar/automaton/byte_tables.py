@@ -8,7 +8,7 @@ must end with a text that none of its texts contains; see `rule_automata`.
 
 A third property only costs time: `outlines_core` lists the texts that an expression may begin with,
 which takes ten times as long for every further digit of ``[1-9][0-9]{20}``. It stops at a set of
-many characters. So such a set is put in front, and the automaton starts after it.
+many characters, so one is prepended, and the automaton starts after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _bytes() -> Vocabulary:
 
 
 def expression_table(expression: str, most_states: int) -> np.ndarray:
-    """The automaton of an expression, int32 ``[states, 256]``, with the start in row 0.
+    """Return the automaton of an expression, int32 ``[states, 256]``, with the start in row 0.
 
     Args:
         expression: in the syntax of Rust's ``regex`` crate; none of its texts may be the beginning
@@ -118,9 +118,9 @@ def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge all states that read the same texts and cannot reach a cycle, from the ends on.
+    """Merge all states that read the same texts and cannot reach a cycle, ends first.
 
-    Of lists or strings with various largest lengths, the short ones are endings of the long ones.
+    If lists or strings have different maximum lengths, short ones are endings of long ones.
 
     Returns:
         The same as `merged_states`.
@@ -153,10 +153,10 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # ---- Tables of long chains, put together from the tables of their parts.
 #
-# The time that `outlines_core` takes grows with the square of the optional members of an object,
+# The time that `outlines_core` takes grows with the square of an object's optional members,
 # and with every copy of what is repeated. Here each part becomes a table once. Chains are put
-# together from their ends: an optional part is a choice between it with all that follows, and what
-# follows. Only the bytes that both of them can read first are examined.
+# together from their ends: an optional part is a choice between the part with all that follows it,
+# and what follows alone. Only the bytes that both of them can read first are examined.
 
 # Chains with fewer copies of parts are left to `outlines_core`.
 FEWEST_COPIES = 16
@@ -202,7 +202,7 @@ def _optional(pieces: list[Piece]) -> int:
 
 
 def _pieces(node: Node) -> Iterable[Piece]:
-    """The parts of a chain; those that come once, next to each other, are one piece."""
+    """The parts of a chain; adjacent parts that are not repeated are one piece."""
     once: list[Node] = []
     for part in _parts(node):
         most = part.most if isinstance(part, Repeat) else None
@@ -245,16 +245,16 @@ class _Chain:
         self.rows[first + 1, END] = first + 2
         return first
 
-    def repeated(self, table: np.ndarray, behind: int, least: int, most: int) -> int:
-        """The start of `least` to `most` repetitions in front of what starts in `behind`.
+    def repeated(self, table: np.ndarray, after: int, least: int, most: int) -> int:
+        """The start of `least` to `most` repetitions, followed by what starts in `after`.
 
         Raises:
             _AmbiguousError: the end of a repetition cannot be distinguished from what follows.
         """
         part = _Part(table)
-        start = behind
+        start = after
         for _ in range(most - least):
-            start = self._either(self._before(part, start), behind)
+            start = self._either(self._before(part, start), after)
         for _ in range(least):
             start = self._before(part, start)
         return start
@@ -274,13 +274,13 @@ class _Chain:
             self.rows = np.pad(self.rows, ((0, more), (0, 0)), constant_values=DEAD)
         return first
 
-    def _before(self, part: _Part, behind: int) -> int:
-        """The start of a part in front of what starts in `behind`."""
+    def _before(self, part: _Part, after: int) -> int:
+        """The start of a part, followed by what starts in `after`."""
         first = self._new(len(part.rows))
         number = part.number + first
-        number[part.last] = behind
+        number[part.last] = after
         rows = renumbered(part.rows, number)
-        following = self.rows[behind]
+        following = self.rows[after]
         for state in part.may_end.tolist():
             if ((rows[state] != DEAD) & (following != DEAD)).any():
                 raise _AmbiguousError
@@ -289,7 +289,7 @@ class _Chain:
         return int(number[0])
 
     def _either(self, one: int, two: int) -> int:
-        """The start of two alternatives, of which both may be read on."""
+        """The start of a choice between what starts in one state and what starts in another."""
         number: dict[tuple[int, int], int] = {(one, two): self._new(1)}
         ahead = [(one, two)]
         for pair in ahead:  # grows while it is read
@@ -327,15 +327,15 @@ class _Part:
         symbol = table[:, SYMBOL]
         ends = (symbol != DEAD) & (table[symbol, END] != DEAD)
         reads = table != DEAD
-        behind = np.unique(symbol[ends])
-        if (reads[behind].sum(1) > 1).any():
+        after = np.unique(symbol[ends])
+        if (reads[after].sum(1) > 1).any():
             raise _AmbiguousError
         table = table.copy()
         table[ends, SYMBOL] = DEAD
         reads = table != DEAD
         self.last = ends & ~reads.any(1)
         kept = reads.any(1)
-        kept[behind] = False
+        kept[after] = False
         if not (kept[0] or self.last[0]):
             raise _AmbiguousError
         # States that are not kept are `last`, or the symbol's, to which nothing leads any more.

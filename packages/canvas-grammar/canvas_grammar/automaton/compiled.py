@@ -18,7 +18,7 @@ from canvas_grammar.limits import ConstraintError
 HEAD_SIZE = struct.Struct("<I")
 TABLE = "table."
 MOST_SAID = 8  # ignored keywords that the log names, for each constraint
-# The fastest level: higher ones take several times as long for a third less.
+# The fastest level: higher ones take several times as long to save another third.
 COMPRESSION = 1
 
 
@@ -38,7 +38,7 @@ class Facts:
     ignored: tuple[str, ...] = ()
 
     def remark(self) -> str:
-        """A log line about the keywords that have no effect."""
+        """A line for the log that names the keywords without effect."""
         said = ", ".join(self.ignored[:MOST_SAID])
         unsaid = len(self.ignored) - MOST_SAID
         more = f" and {unsaid} more" if unsaid > 0 else ""

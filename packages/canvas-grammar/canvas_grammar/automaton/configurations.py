@@ -3,8 +3,8 @@
 A configuration is a rule state and a stack of states to return to. A state is a set of
 configurations, because a text may be read in several ways; so every text leads to one state, and
 its probability is counted once. If a text can be read in very many ways, those that can end soonest
-are followed, and what only the others allow is not offered. States and stacks get numbers when they
-are first met. What a state leads to depends only on the constraint, so it is computed once.
+are followed, and texts that only the others allow are not offered. States and stacks are numbered
+as they are first met. Where a state leads depends only on the constraint, so it is computed once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from canvas_grammar.automaton.graph import NEVER
 from canvas_grammar.automaton.pushdown import NO_CLASS, PushdownTables
 from canvas_grammar.limits import ConstraintError, spend
 
-# ---- Stacks of states to return to, each of which has a unique number.
+# ---- Stacks of states to return to. Each stack has a unique number.
 
 EMPTY_STACK = 0
 
@@ -134,7 +134,7 @@ class Configurations:
         return self.distance[START]
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """What has been met so far, for `restore`; int32 arrays by name."""
+        """Everything met so far, for `restore`; int32 arrays by name."""
         known = sorted(self._moves)
         moves = [self._moves[state] for state in known]
         flat = [pair for some in self.members for pair in some]
@@ -151,7 +151,7 @@ class Configurations:
         return {name: np.asarray(part, dtype=np.int32) for name, part in parts.items()}
 
     def restore(self, stored: dict[str, np.ndarray]) -> None:
-        """Meet what another object for the same constraint had met when `stored` was taken."""
+        """Add what another object for the same constraint had met when `stored` was taken."""
         for below, back in stored["stacks"].T[1:].tolist():
             self.stacks.push(below, back)
         bounds = np.cumsum(stored["member_count"])[:-1]
@@ -311,7 +311,7 @@ class Configurations:
         return number
 
     def _order(self, configuration: Configuration) -> tuple[int, int, int]:
-        """A sort key: what can end soonest, not a number that depends on what was met before."""
+        """A sort key by how soon a text can end, independent of what was met before."""
         stack, state = configuration
         return self._tokens[state] + self.stacks.rest[stack], state, self.stacks.content[stack]
 

@@ -1,4 +1,4 @@
-"""Compile a constraint for one tokenizer into what every token does to a stack of rules.
+"""Compile a constraint for one tokenizer into the effect of every token on a stack of rules.
 
 The size of the tables depends on the rules, not on the texts that they nest into.
 `configurations` follows them from one stack to the next.
@@ -151,7 +151,7 @@ MOST_CLASSES = 1 << 14
 
 @dataclass(frozen=True)
 class PushdownTables:
-    """What tokens do, by rule state. All arrays are int32.
+    """The effects of tokens in each rule state. All arrays are int32.
 
     Outcomes are numbered as in `Outcomes`; those beyond the rule states are spelled out here, as
     alternatives one after the other, each with its pushed states (or its suffix) one after the
@@ -295,7 +295,7 @@ def pushdown_tables(
 
 @dataclass(frozen=True)
 class _Sparse:
-    """Where functions read something, ascending by state and column.
+    """The states in which functions read something, ascending by state and column.
 
     Attributes:
         state, column, outcome: int64 ``[n]``, a state, the place of a function, and its outcome.
@@ -337,7 +337,7 @@ def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray,
 def _used(
     whole: _Sparse, functions: TokenFunctions, outcomes: Outcomes
 ) -> tuple[list[int], list[int], _Sparse]:
-    """What tokens lead to, including what follows the rules that they leave.
+    """The outcomes of tokens, including what follows the rules that they leave.
 
     Returns:
         The outcomes beyond the states, the functions of the suffixes, and what suffixes lead to.

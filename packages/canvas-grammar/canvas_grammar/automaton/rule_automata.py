@@ -30,7 +30,7 @@ from canvas_grammar.automaton.vocabulary import MARK_BYTE
 from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
 from canvas_grammar.grammar.marks import Mark
-from canvas_grammar.grammar.rules import REMEMBERED, Automaton, Behind, Both, Call, Without
+from canvas_grammar.grammar.rules import REMEMBERED, Automaton, Both, Call, Without, WithoutFirst
 from canvas_grammar.limits import CompileLimits, ConstraintError, spend
 
 # ---- The refusal of a constraint that allows no text, which names the place if it is known.
@@ -169,7 +169,7 @@ class _Builder:
             return _product(node, self.limits), 0
         if isinstance(node, Automaton):
             return _with_ends(_table_of(node), np.array(node.accepting)), 0
-        if isinstance(node, Behind):
+        if isinstance(node, WithoutFirst):
             table = self._plain(node.rest)
             start = 0
             for byte in node.first.encode():

@@ -1,11 +1,11 @@
-"""Get from bytes to tokens: find which texts act alike in every state, and what they do there.
+"""Get from bytes to tokens: find which texts act alike in every state, and their effects.
 
 Each text is a function from states to outcomes. A token may end a rule somewhere inside it, and its
 caller then reads the rest of the token. So functions are found for all suffixes of all tokens, the
 shortest first: what a suffix does is what its first byte does, followed by the function of the
 rest. All tokens are followed together, one byte per round from their ends. Equal functions are
 recognized by their whole contents, so suffixes with the same function do act alike, and each byte
-is put in front of each function only once. A vocabulary of 150,000 tokens has a few hundred
+is prepended to each function only once. A vocabulary of 150,000 tokens has a few hundred
 different functions.
 """
 
@@ -66,7 +66,7 @@ class TokenFunctions:
         self.composed: np.ndarray = np.full((64, width), UNKNOWN, dtype=np.int32)
         self.composed[NOTHING_READ] = NOTHING_READ
         self.steps = [_Step.from_outcomes(column, outcomes) for column in moves.outcome.T]
-        # What is put on top of states to return to, by the outcome after the call.
+        # The states pushed above those to return to, by the outcome after the call.
         self.above: dict[tuple[tuple[int, ...], int], int] = {}
         self.forks: dict[tuple[tuple[Alternative, ...], tuple[int, ...]], int] = {}
         self.followers = followers
@@ -83,28 +83,28 @@ class TokenFunctions:
         current: np.ndarray = np.full(len(lengths), EMPTY_TEXT)
         for index, count in enumerate(going.tolist()):
             byte = vocabulary.data[end[:count] - 1 - index]
-            current[:count] = self._behind(self.moves.column_of_byte[byte], current[:count])
+            current[:count] = self._after(self.moves.column_of_byte[byte], current[:count])
         current[lengths[order] == 0] = NOTHING_READ
         of_token = np.empty_like(current)
         of_token[order] = current
         return of_token
 
-    def _behind(self, column: np.ndarray, function: np.ndarray) -> np.ndarray:
-        """The functions of bytes, given by column, put in front of functions; all int ``[n]``."""
+    def _after(self, column: np.ndarray, function: np.ndarray) -> np.ndarray:
+        """The functions of bytes, given by column, followed by functions; all int ``[n]``."""
         numbers = self.composed[function, column]
         missing = numbers == UNKNOWN
         if missing.any():
             # The pairs by column: the same states read something in all pairs of a column.
             count = len(self.composed)
             pairs = np.unique(column[missing] * count + function[missing])
-            first, behind = np.divmod(pairs, count)
+            first, after = np.divmod(pairs, count)
             for some in np.split(np.arange(len(pairs)), np.flatnonzero(np.diff(first)) + 1):
-                self._compose(int(first[some[0]]), behind[some])
+                self._compose(int(first[some[0]]), after[some])
             numbers = self.composed[function, column]
         return numbers
 
     def _compose(self, column: int, functions: np.ndarray) -> None:
-        """Put a byte in front of functions, int ``[n]``."""
+        """Prepend a byte to functions, int ``[n]``."""
         step = self.steps[column]
         found = self.read[np.ix_(functions, step.targets)]  # [n, states that read the byte]
         spend(8 * len(found) + found.size // 64)
@@ -206,7 +206,7 @@ class TokenFunctions:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a byte does, by the states that read it.
+    """The effect of a byte in the states that read it.
 
     Attributes:
         states: int64 ``[n]``, those states, ascending.

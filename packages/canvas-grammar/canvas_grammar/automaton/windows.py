@@ -4,8 +4,8 @@ A constraint may have more states than a step can examine, or infinitely many, b
 call each other. A canvas of L positions reaches few of them, and gets the nearest of those. The
 distance of a state grows with the number of calls that it is inside and the canvas' first state is
 not. A call that repeats the calls around it counts little, so that lists in lists in lists stay
-near. What is left out is not offered in this canvas. The next canvas begins where this one ended,
-and gets the states that are near from there.
+near. A canvas cannot use the states that are left out. The next canvas begins where this one ended,
+and gets the states near its own beginning.
 
 The window always includes the shortest way from the canvas' first state to the end of the text, so
 a canvas always has a path.
@@ -94,7 +94,7 @@ class Window:
     """A part of a constraint's states.
 
     Attributes:
-        automaton: the states, numbered anew.
+        automaton: the states, with numbers of their own.
         states: int64 ``[states]``, the number that each of them has in `Configurations`.
         whole: whether it is all states that can be reached from the first one. If so, canvases that
             begin elsewhere may follow it, too.

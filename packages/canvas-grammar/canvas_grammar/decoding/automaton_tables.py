@@ -1,6 +1,6 @@
-"""The tables of one automaton, as paths read them.
+"""The tables in which paths read one automaton.
 
-States keep their numbers; behind them comes the dead state, which has no edges. Edges are ordered
+States keep their numbers; after them comes the dead state, which has no edges. Edges are ordered
 by source, then by the lowest class of their label. No two edges of a state have a class in common,
 so this order, by which ties go and noise is numbered, does not depend on how states are numbered.
 Bundles and labels are ordered by their sizes, so that a kernel that takes some of them at a time

@@ -4,8 +4,8 @@ A canvas of L positions gives each class of tokens a weight at each position: th
 its tokens, or the log-sum-exp of their logits. A path is one class for each position of the canvas'
 *window*. It starts in a given state and ends in a state from which the rest of the token budget is
 enough to finish the text. Its weight is the sum of the weights of its classes, but forced
-positions, where all paths have the same class, weigh nothing. What follows the end of a text is
-ignored, so each position there weighs as much as all tokens together: the largest of all logits, or
+positions, where all paths have the same class, weigh nothing. Positions after the end of a text are
+ignored, so each of them weighs as much as all tokens together: the largest of all logits, or
 their log-sum-exp. Otherwise a model that writes something other than end-of-sequence tokens there
 would be led to texts that do not end.
 
@@ -21,12 +21,12 @@ Tokens of a class are drawn in three stages, so that little noise is needed howe
 is: a range of `CHUNK` chunks of the class, then a chunk, then a token.
 
 Weights are added in float64: over 256 positions they add up to thousands, and in float32 close
-paths would become ties. Sums of exponentials are computed to base 2, and each has the largest of
-its terms as its origin, so only terms underflow that do not matter next to another one.
+paths would become ties. Sums of exponentials are computed to base 2 relative to their largest term,
+so only terms that do not matter underflow.
 
-There are two forms, which find the same paths: `cpu_paths` for CPUs and `paths_triton` for other
-devices. The tests have a third one, to read and to compare with. A drawn path may differ between
-them where two scores tie within rounding.
+Two implementations find the same paths: `cpu_paths` for CPUs and `paths_triton` for other devices.
+The tests have a third, simple one to compare with. A drawn path may differ between them where two
+scores tie within rounding.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ConstrainedPath:
             forced there, or else the one that ends the text.
         margin: float32 ``[n, L]``, the logit of `token` less that of the likeliest token.
         inside: bool ``[n, L]``, which positions are in the window.
-        behind: bool ``[n, L]``, positions of the window after the token that ends the text.
+        after_end: bool ``[n, L]``, positions of the window after the token that ends the text.
         states: int64 ``[n, L + 1]``, the automaton's state before each position, and after the
             last.
         feasible: bool ``[n]``. If false, there is no path: `token` is as outside the window, and
@@ -111,7 +111,7 @@ class ConstrainedPath:
     token: torch.Tensor
     margin: torch.Tensor
     inside: torch.Tensor
-    behind: torch.Tensor
+    after_end: torch.Tensor
     states: torch.Tensor
     feasible: torch.Tensor
 
@@ -119,11 +119,11 @@ class ConstrainedPath:
     def empty(cls, window: CanvasWindow) -> ConstrainedPath:
         """Make one for canvases whose paths are not known yet, with no position inside."""
         forced = window.forced
-        inside, behind = torch.zeros((2, *forced.shape), dtype=torch.bool, device=forced.device)
+        inside, after_end = torch.zeros((2, *forced.shape), dtype=torch.bool, device=forced.device)
         states = window.state[:, None].repeat(1, forced.shape[1] + 1)
         margin = torch.zeros_like(forced, dtype=torch.float32)
         feasible = torch.ones_like(window.state, dtype=torch.bool)
-        return cls(forced.clone(), margin, inside, behind, states, feasible)
+        return cls(forced.clone(), margin, inside, after_end, states, feasible)
 
     def like(self) -> ConstrainedPath:
         """Memory for as many other paths."""
@@ -144,9 +144,9 @@ class ConstrainedPath:
 
 @dataclass(frozen=True)
 class FreeTokens:
-    """What the positions of ``n`` canvases would hold if there were no constraint.
+    """The tokens that ``n`` canvases would hold if there were no constraint.
 
-    A drawn path needs all of them, another one only the first.
+    Drawing a path needs all of these attributes, finding the best one only the first.
 
     Attributes:
         likeliest: int64 ``[n, L]``, the tokens of the largest logits, allowed or not; the lowest
@@ -155,7 +155,7 @@ class FreeTokens:
             indices below FIRST_RANGE_INDEX.
         share: float32 ``[n, L]``, the probability of the likeliest token in the distribution that
             is drawn from.
-        keys: int64 ``[n, L]``, the noise key of each position, see `noise.row_keys`.
+        keys: int64 ``[n, L]``, the noise key of each position.
         temperature: float32 ``[n]``, by which logits must still be divided, 0 for not at all; None
             if all have been.
     """

@@ -44,7 +44,7 @@ FIRST_MEMBER, MEMBER = int(Column.FIRST_MEMBER), int(Column.MEMBER)
 BUNDLES, FIRST_OF_BUNDLE = int(Column.BUNDLES), int(Column.FIRST_OF_BUNDLE)
 OF_BUNDLE, BUNDLE_OF_CLASS = int(Column.OF_BUNDLE), int(Column.BUNDLE_OF_CLASS)
 CLASSES, TOKEN, REAL = int(Column.CLASSES), int(Column.TOKEN), int(Column.REAL)
-FIRST_CHUNK, BEHIND_CHUNK = int(Column.FIRST_CHUNK), int(Column.BEHIND_CHUNK)
+FIRST_CHUNK, END_CHUNK = int(Column.FIRST_CHUNK), int(Column.END_CHUNK)
 CLASS_OF_TOKEN, IDS = int(Column.CLASS_OF_TOKEN), int(Column.IDS)
 WIDE, END_TOKEN = int(Column.WIDE), int(Column.END_TOKEN)
 
@@ -75,7 +75,7 @@ _vectorised = partial(_compiled, fastmath={"reassoc", "contract", "nsz", "nnan"}
 
 @_compiled
 def gumbel(key: Any, index: Any) -> Any:
-    """`noise.gumbel` of one int64 key and one index, float32; logarithms are rounded once each."""
+    """Gumbel noise of one int64 key and one index, float32, as in `noise_triton`."""
     mixed = np.uint64(key)
     bits = (np.uint64(index) * _SPREAD + (mixed & _ONES)) & _ONES
     bits = _lowbias(_lowbias(bits) ^ (mixed >> _32))
@@ -110,10 +110,10 @@ def _row(values: Any, bits: Any, at: Any, into: Any) -> Any:
 @_compiled
 def _tokens_of(c: Any, ct: Any, kind: Any) -> Any:
     """The tokens of a class, ascending, int32."""
-    first, behind = c[ct[FIRST_CHUNK] + kind], c[ct[BEHIND_CHUNK] + kind]
+    first, end = c[ct[FIRST_CHUNK] + kind], c[ct[END_CHUNK] + kind]
     count = np.int64(0)
-    if behind > first:
-        count = np.int64(behind - first - 1) * CHUNK + c[ct[REAL] + behind - 1]
+    if end > first:
+        count = np.int64(end - first - 1) * CHUNK + c[ct[REAL] + end - 1]
     begin = ct[TOKEN] + np.int64(first) * CHUNK
     return c[begin : begin + count]
 
@@ -277,7 +277,7 @@ def _weigh_classes(
     count = 0
     for kind in range(none + 1):
         if by_rest or weight[kind] != weight[kind]:
-            count += c[ct[BEHIND_CHUNK] + kind] - c[ct[FIRST_CHUNK] + kind]
+            count += c[ct[END_CHUNK] + kind] - c[ct[FIRST_CHUNK] + kind]
     if count * CHUNK > len(row) // 16:
         buffer[0] = _touch(row)
     largest = -np.inf
@@ -371,12 +371,12 @@ def _joined(weights: Any, index: Any, draws: Any) -> Any:
 
 @_compiled
 def _pass_messages(
-    a: Any, at: Any, draws: Any, alive: Any, label: Any, behind: Any, message: Any
+    a: Any, at: Any, draws: Any, alive: Any, label: Any, after: Any, message: Any
 ) -> None:
     """Write the messages of the states before a position, float64 ``[states]``.
 
     `alive` is bool ``[2, states]``, before and after the position, `label` float64 ``[labels]``,
-    and `behind` the messages after the position, float64 ``[states]``.
+    and `after` the messages after the position, float64 ``[states]``.
     """
     for s in range(at[STATES]):
         if not alive[0, s]:
@@ -386,30 +386,28 @@ def _pass_messages(
         for e in range(a[first], a[first + 1]):
             target = a[at[TARGET] + e]
             if alive[1, target]:
-                top = max(top, behind[target] + label[a[at[LABEL] + e]])
+                top = max(top, after[target] + label[a[at[LABEL] + e]])
         message[s] = top
         if draws:
             total = 0.0
             for e in range(a[first], a[first + 1]):
                 target = a[at[TARGET] + e]
                 if alive[1, target]:
-                    lower = behind[target] + label[a[at[LABEL] + e]] - top
+                    lower = after[target] + label[a[at[LABEL] + e]] - top
                     if lower > -64:  # what is less does not change the sum
                         total += np.exp2(lower)
             message[s] = top + math.log2(total)
 
 
 @_compiled
-def _edge(
-    a: Any, at: Any, draws: Any, key: Any, s: Any, alive: Any, label: Any, behind: Any
-) -> Any:
+def _edge(a: Any, at: Any, draws: Any, key: Any, s: Any, alive: Any, label: Any, after: Any) -> Any:
     """The edge by which a path leaves a state."""
     first = at[FIRST_EDGE] + s
     best, chosen = -np.inf, a[first]
     for e in range(a[first], a[first + 1]):
         target = a[at[TARGET] + e]
         if alive[target]:
-            score = behind[target] + label[a[at[LABEL] + e]]
+            score = after[target] + label[a[at[LABEL] + e]]
             if draws and score > -np.inf:
                 score += np.float64(gumbel(key, FIRST_EDGE_INDEX + e - a[first])) * LOG2_E
             if score > best:
@@ -451,9 +449,9 @@ def _drawn_token(row: Any, tokens: Any, scale: Any, key: Any, buffer: Any) -> An
             score = math.log(total) + top + np.float64(gumbel(key, FIRST_RANGE_INDEX + n))
             if score > best:
                 best, chosen = score, n
-    first, behind = chosen * CHUNK, min(chunks, (chosen + 1) * CHUNK)
+    first, end = chosen * CHUNK, min(chunks, (chosen + 1) * CHUNK)
     best, chosen = -np.inf, first
-    for n in range(first, behind):
+    for n in range(first, end):
         score = sums[n] + np.float64(gumbel(key, FIRST_CHUNK_INDEX + n))
         if score > best:
             best, chosen = score, n
@@ -474,7 +472,7 @@ def _drawn_token(row: Any, tokens: Any, scale: Any, key: Any, buffer: Any) -> An
 def find_path(
     a: Any, at: Any, c: Any, ct: Any, values: Any, bits: Any, place: Any, draws: Any,
     temperature: Any, bounds: Any, forced: Any, likeliest: Any, free: Any, share: Any, keys: Any,
-    token: Any, inside: Any, behind: Any, states: Any, feasible: Any,
+    token: Any, inside: Any, after_end: Any, states: Any, feasible: Any,
 ) -> Any:  # fmt: skip
     """Write the best path, or a drawn one, of one canvas, but for its margins.
 
@@ -523,7 +521,7 @@ def find_path(
     states[0] = state
     for p in range(len(forced)):
         inside[p] = first <= p < end
-        behind[p] = inside[p] and a[at[DISTANCE] + state] == 0
+        after_end[p] = inside[p] and a[at[DISTANCE] + state] == 0
         token[p] = forced[p] if p < end and forced[p] >= 0 else ct[END_TOKEN]
         if inside[p] and feasible[0]:
             i = p - first

@@ -1,9 +1,9 @@
 """Find the classes that the labels of an automaton share.
 
-Labels are large sets of classes, and most of them differ in few: "any character of a string" stands
-next to "any character but those that end it". Classes that every label has all of or none of form a
-*bundle*. So the weights of classes are first joined to those of bundles, and these to those of
-labels, which takes a fraction of the additions.
+Labels are large sets of classes, and most of them differ in few: "any character of a string" and
+"any character but those that end it", for example. Classes that every label has all of or none of
+form a *bundle*. So the weights of classes are first joined to those of bundles, and these to those
+of labels, which takes a fraction of the additions.
 """
 
 from __future__ import annotations

@@ -8,18 +8,17 @@ into being, and then lets the paths be found:
     finder.read(step, range(len(canvases)), logits)
     finder.follow(step)
 
-Whichever positions a decoding algorithm then decides, it must decide on these tokens;
-`ConstrainedPath.keep` ensures that. If the text of the likeliest tokens of all, up to the first one
-that ends a text, satisfies the constraint, then these are the best path's. The probability of a
-drawn path is proportional to the exponential of the sum of its tokens' logits, up to the token that
-ends the text. So it equals the probability of the path's text if canvases were drawn without a
-constraint repeatedly until one has an allowed text.
+Whichever positions a decoding algorithm then decides, it must decide on these tokens. If the text
+of the likeliest tokens of all, up to the first one that ends a text, satisfies the constraint, then
+these are the best path's. The probability of a drawn path is proportional to the exponential of the
+sum of its tokens' logits, up to the token that ends the text. So it equals the probability of the
+path's text if canvases were drawn without a constraint repeatedly until one has an allowed text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,7 +59,7 @@ class PathStep:
         window: of all canvases of the batch.
         free: of all canvases, too.
         path: where the paths of the planned canvases are written.
-        second: where drawn paths are written that are found beside best ones.
+        second: where drawn paths are written if best ones are found as well.
     """
 
     plan: Any
@@ -117,11 +116,13 @@ def path_finder(device: torch.device) -> PathFinder:
 
 
 def warm_up(device: torch.device, length: int) -> None:
-    """Compile all that finds paths on a device, which takes seconds, by steps of a tiny automaton.
+    """Compile everything that finds paths on a device by running steps of a tiny automaton.
+
+    This takes seconds.
 
     Args:
         device: the device.
-        length: L. Kernels are compiled anew for an L that is 1 or no multiple of 16.
+        length: L. Kernels are compiled again for an L that is 1 or no multiple of 16.
     """
     kinds = np.array([0, 1], dtype=np.int64)
     two_states = TokenAutomaton(
@@ -134,10 +135,7 @@ def warm_up(device: torch.device, length: int) -> None:
         label_first=np.array([0, 1, 2]),
         classes=2,
     )
-    own = [
-        replace(tables, numbers=tables.numbers.to(device))
-        for tables in (automaton_tables(two_states), class_tables(kinds, 2))
-    ]
+    own = [tables.on(device) for tables in (automaton_tables(two_states), class_tables(kinds, 2))]
     finder, one = path_finder(device), torch.ones(1, dtype=torch.int64, device=device)
     forced = torch.full((1, length), -1, device=device)
     window = CanvasWindow(0 * one, 0 * one, length * one, length * one, forced)
@@ -223,7 +221,7 @@ class CpuPathFinder:
         if draws:
             assert free.drawn is not None and free.share is not None and free.keys is not None
             chosen, share, keys = _array(free.drawn), _array(free.share), _array(free.keys)
-        token, inside, behind = path.token.numpy(), path.inside.numpy(), path.behind.numpy()
+        token, inside, after_end = path.token.numpy(), path.inside.numpy(), path.after_end.numpy()
         states, feasible, weights = path.states.numpy(), path.feasible.numpy(), []
         is_half = rows.dtype == torch.bfloat16
         values = _NO_VALUES if is_half else rows.numpy()
@@ -236,7 +234,7 @@ class CpuPathFinder:
                 canvas.automaton.numbers.numpy(), canvas.automaton.columns,
                 canvas.classes.numbers.numpy(), canvas.classes.columns, values, bits, place,
                 draws, temperature, bounds[i], forced[i], likeliest[i], chosen[i],
-                share[i] if draws else _NO_SHARE[0], keys[i], token[i], inside[i], behind[i],
+                share[i] if draws else _NO_SHARE[0], keys[i], token[i], inside[i], after_end[i],
                 states[i], feasible[i : i + 1],
             )  # fmt: skip
             weights.append(float(weight))

@@ -13,7 +13,7 @@ from torch import Tensor
 from canvas_grammar.decoding import paths_triton
 from canvas_grammar.decoding.best_path import ConstrainedPath
 from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import COLUMNS, Column, Tables
+from canvas_grammar.decoding.tables import COLUMNS, Column, Tables, to_device
 
 # How much of its work a program takes at a time. For an H100 (132 multiprocessors): a block of
 # chunks is 4 KiB of bfloat16 logits, and each thread has 4 edges at a time.
@@ -23,7 +23,7 @@ WALK_GROUPS, WALK_TERMS, EDGES, WALK_WARPS = 512, 8, 128, 16
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What the kernels read for a set of canvases. All is on the device but the sizes.
+    """Everything that the kernels read for a set of canvases, on the device except for sizes.
 
     Attributes:
         rows: int64 ``[paths, COLUMNS]``, the best paths before the drawn ones.
@@ -90,7 +90,7 @@ class TritonPathFinder:
             return -(-(max(int(row[column]) for row in rows) + more) // 16) * 16
 
         numbers = np.concatenate([np.stack(rows).ravel(), reads.ravel()])
-        on_device = _to_device(torch.from_numpy(numbers), self.device)
+        on_device = to_device(torch.from_numpy(numbers), self.device)
         return KernelPlan(
             on_device[: len(rows) * COLUMNS].view(-1, COLUMNS),
             on_device[len(rows) * COLUMNS :].view(-1, 3),
@@ -159,7 +159,7 @@ class TritonPathFinder:
         )  # fmt: skip
 
     def _chunks(self, plan: KernelPlan, length: int) -> tuple[Tensor, ...]:
-        """What the first kernel leaves, in the order of its arguments."""
+        """The results of the first kernel, in the order of its arguments."""
         take, paths = self.scratch.take, len(plan.rows)
         return (
             take("chunk", torch.float32, paths, length, plan.chunks),
@@ -176,7 +176,7 @@ class TritonPathFinder:
 
     @staticmethod
     def _per_position(step: PathStep) -> dict[str, Any]:
-        """What the kernels read at each position; what no path reads is any tensor."""
+        """The kernels' inputs at each position; any tensor will do for one that no path reads."""
         free = step.free
         likeliest = free.likeliest.contiguous()
         return {
@@ -205,12 +205,6 @@ class _Joined:
     def numbers(self) -> Tensor:
         parts = [tables.numbers for tables in self.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _to_device(host: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cpu":  # where kernels are interpreted
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
 
 
 def _memory(path: ConstrainedPath | None) -> list[Tensor | None]:

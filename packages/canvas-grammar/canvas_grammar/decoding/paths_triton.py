@@ -4,12 +4,12 @@
 chunk of `CHUNK` tokens, so that nothing later needs the logits. `weigh_kernel` makes weights of
 classes and labels from these, at each position on its own. `walk_kernel` has one program for each
 path, which passes messages from the last position to the first and then walks from the first to the
-last; what one position writes to memory the next one reads, behind a barrier. `choose_kernel` turns
+last; what one position writes to memory the next one reads, after a barrier. `choose_kernel` turns
 the labels of the walk into tokens. Best paths and drawn ones take the same kernels.
 
 Every path has a row of `tables.Column` in `rows`, int64 ``[paths, COLUMNS]``, which says where its
-tables are in `automata` and `classes` (int32). What paths leave for one another has a place for
-each path and position, and the sizes of the largest automaton and constraint; see `Scratch`.
+tables are in `automata` and `classes` (int32). Kernels pass intermediate results to each other in
+memory with room for the largest automaton and constraint at each path and position; see `Scratch`.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -44,7 +44,7 @@ OF_BUNDLE = tl.constexpr(int(Column.OF_BUNDLE))
 CLASSES, CHUNKS = tl.constexpr(int(Column.CLASSES)), tl.constexpr(int(Column.CHUNKS))
 TOKEN, REAL = tl.constexpr(int(Column.TOKEN)), tl.constexpr(int(Column.REAL))
 FIRST_CHUNK = tl.constexpr(int(Column.FIRST_CHUNK))
-BEHIND_CHUNK = tl.constexpr(int(Column.BEHIND_CHUNK))
+END_CHUNK = tl.constexpr(int(Column.END_CHUNK))
 CLASS_OF_TOKEN, IDS = tl.constexpr(int(Column.CLASS_OF_TOKEN)), tl.constexpr(int(Column.IDS))
 END_TOKEN, CANVAS = tl.constexpr(int(Column.END_TOKEN)), tl.constexpr(int(Column.CANVAS))
 DRAWS, SECOND = tl.constexpr(int(Column.DRAWS)), tl.constexpr(int(Column.SECOND))
@@ -54,8 +54,8 @@ NO = tl.constexpr(float("-inf"))
 ANYWHERE = [
     *("state_of", "first_of", "budget_of", "width_of", "forced_of", "likeliest_of", "drawn_of"),
     *("share_of", "temperature_of", "keys_of", "states", "feasible", "second_states"),
-    *("second_feasible", "token_out", "margin_out", "inside_out", "behind_out", "second_token"),
-    *("second_margin", "second_inside", "second_behind"),
+    *("second_feasible", "token_out", "margin_out", "inside_out", "after_end_out", "second_token"),
+    *("second_margin", "second_inside", "second_after_end"),
 ]
 
 
@@ -242,13 +242,13 @@ def weigh_kernel(  # type: ignore[no-untyped-def]
     rate = tl.where(draws, LOG2_E, 1.0).to(tl.float64)
     count = _value(rows, path, CLASSES)
     first_chunk = classes + _value(rows, path, FIRST_CHUNK)
-    behind_chunk = classes + _value(rows, path, BEHIND_CHUNK)
+    end_chunk = classes + _value(rows, path, END_CHUNK)
     kinds = by_class + at * classes_stride
     for begin in range(0, count, KINDS):
         kind = begin + tl.arange(0, KINDS)
         ok = kind < count
         chunk = tl.load(first_chunk + kind, mask=ok, other=0)
-        size = tl.load(behind_chunk + kind, mask=ok, other=0) - chunk
+        size = tl.load(end_chunk + kind, mask=ok, other=0) - chunk
         size = tl.where(is_free, size, 0)
         top = tl.full((KINDS,), float("-inf"), tl.float32)
         total = tl.zeros((KINDS,), tl.float32)
@@ -317,7 +317,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
     tl.debug_barrier()
     for back in range(0, end - first):
         position = end - 1 - back
-        behind = own + (position + 1) * states_stride
+        after = own + (position + 1) * states_stride
         weights = by_label + (path * length + position) * labels_stride
         for begin in range(0, count, GROUPS):
             group = begin + tl.arange(0, GROUPS)
@@ -333,7 +333,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
                 at = edge[:, None] + within[None, :]
                 target = tl.load(targets + at, mask=is_edge, other=0)
                 name = tl.load(names + at, mask=is_edge, other=0)
-                x = tl.load(behind + target, mask=is_edge, other=float("-inf"))
+                x = tl.load(after + target, mask=is_edge, other=float("-inf"))
                 x += tl.load(weights + name, mask=is_edge, other=0.0)
                 top, total = _fold(x, top, total, 1.0, draws)
             message = _folded(top, total, 1.0, draws)
@@ -352,7 +352,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
     tl.store(into, state.to(tl.int64))
     for position in range(0, length):
         if is_feasible & (position >= first) & (position < end):
-            behind = own + (position + 1) * states_stride
+            after = own + (position + 1) * states_stride
             weights = by_label + (path * length + position) * labels_stride
             edge = tl.load(first_edge + state)
             degree = tl.load(first_edge + state + 1) - edge
@@ -362,7 +362,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
                 is_edge = within < degree
                 target = tl.load(targets + edge + within, mask=is_edge, other=0)
                 name = tl.load(names + edge + within, mask=is_edge, other=0)
-                x = tl.load(behind + target, mask=is_edge, other=float("-inf"))
+                x = tl.load(after + target, mask=is_edge, other=float("-inf"))
                 x += tl.load(weights + name, mask=is_edge, other=0.0)
                 if draws:
                     low, high = split_key(tl.load(keys_of + canvas * length + position))
@@ -382,11 +382,11 @@ def choose_kernel(  # type: ignore[no-untyped-def]
     rows, automata, classes, first_of, budget_of, width_of, forced_of, likeliest_of, drawn_of,
     keys_of, length, chunks_stride, by_chunk, place_in_chunk, exact_in_chunk, chosen_logit,
     top_logit, classes_stride, by_class, label_of_path,
-    token_out, margin_out, inside_out, behind_out, states, feasible,
-    second_token, second_margin, second_inside, second_behind, second_states, second_feasible,
+    token_out, margin_out, inside_out, after_end_out, states, feasible,
+    second_token, second_margin, second_inside, second_after_end, second_states, second_feasible,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write what a `ConstrainedPath` has at one position; the grid is (paths, positions)."""
+    """Write one position of a `ConstrainedPath`; the grid is (paths, positions)."""
     path = tl.program_id(0).to(tl.int64)
     position = tl.program_id(1)
     canvas = tl.load(rows + path * _COLUMNS + CANVAS)
@@ -395,7 +395,7 @@ def choose_kernel(  # type: ignore[no-untyped-def]
     if second_token is not None:
         if _value(rows, path, SECOND) != 0:
             token_out, margin_out, inside_out = second_token, second_margin, second_inside
-            behind_out, states, feasible = second_behind, second_states, second_feasible
+            after_end_out, states, feasible = second_after_end, second_states, second_feasible
     at = path * length + position
     out = canvas * length + position
     forced = tl.load(forced_of + out).to(tl.int32)
@@ -434,7 +434,7 @@ def choose_kernel(  # type: ignore[no-untyped-def]
             token = free
         else:
             chunk = tl.load(classes + _value(rows, path, FIRST_CHUNK) + kind)
-            size = tl.load(classes + _value(rows, path, BEHIND_CHUNK) + kind) - chunk
+            size = tl.load(classes + _value(rows, path, END_CHUNK) + kind) - chunk
             own = at * chunks_stride + chunk
             best = logit * 0.0 + float("-inf")
             best = tl.where(best == best, best, float("-inf"))
@@ -469,4 +469,4 @@ def choose_kernel(  # type: ignore[no-untyped-def]
     tl.store(token_out + out, token.to(tl.int64))
     tl.store(margin_out + out, logit - tl.load(top_logit + at))
     tl.store(inside_out + out, inside)
-    tl.store(behind_out + out, inside & ended)
+    tl.store(after_end_out + out, inside & ended)

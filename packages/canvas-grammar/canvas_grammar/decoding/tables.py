@@ -1,4 +1,4 @@
-"""Tables of integers: all that paths read of an automaton and of the classes of its tokens.
+"""Tables of integers, in which paths read an automaton and the classes of its tokens.
 
 A kernel takes all tables of a batch in one tensor, and for each path a row of `Column`: where its
 tables begin in that tensor, and how long they are. So canvases share tables or have their own, and
@@ -8,7 +8,7 @@ any mixture of constraints is one launch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -23,17 +23,17 @@ class Column(IntEnum):
     - DISTANCE ``[S]``, FIRST_EDGE ``[S + 1]``, TARGET and LABEL ``[edges]``, see
       `automaton_tables`; BY_DEGREE ``[S]``, the states, those with most edges first;
     - FIRST_PART ``[LABELS + 1]`` and PART, the bundles of each label; FIRST_MEMBER
-      ``[LABELS + 1]`` and MEMBER, its classes; END_LABEL, the label behind the end of the text;
+      ``[LABELS + 1]`` and MEMBER, its classes; END_LABEL, the label after the end of the text;
     - FIRST_OF_BUNDLE ``[BUNDLES + 1]`` and OF_BUNDLE, the classes of each bundle; BUNDLE_OF_CLASS
       ``[C + 1]``, -1 for a class in none.
 
     Of the classes (C classes, T chunks), see `TokenClasses`: TOKEN ``[T * CHUNK]``; REAL ``[T]``,
-    the entries of a chunk that are no padding; FIRST_CHUNK and BEHIND_CHUNK ``[C + 1]``;
+    the entries of a chunk that are no padding; FIRST_CHUNK and END_CHUNK ``[C + 1]``;
     CLASS_OF_TOKEN ``[IDS]``, C for tokens of no class; WIDE, the wide class or -1; END_TOKEN, the
     lowest id that ends a text.
 
     Of the path: CANVAS, its canvas in the batch; DRAWS, whether it is drawn; SECOND, whether it is
-    written beside the canvas' first path.
+    the second path of its canvas.
     """
 
     STATES = 0
@@ -57,7 +57,7 @@ class Column(IntEnum):
     TOKEN = 18
     REAL = 19
     FIRST_CHUNK = 20
-    BEHIND_CHUNK = 21
+    END_CHUNK = 21
     CLASS_OF_TOKEN = 22
     IDS = 23
     WIDE = 24
@@ -98,6 +98,10 @@ class Tables:
         joined = np.concatenate([table.ravel().astype(np.int32) for table in tables.values()])
         return cls(torch.from_numpy(joined), columns, is_place)
 
+    def on(self, device: torch.device) -> Tables:
+        """The same tables on a device."""
+        return replace(self, numbers=to_device(self.numbers, device))
+
     def __getitem__(self, column: Column) -> int:
         """A value, or the place of a table."""
         return int(self.columns[column])
@@ -105,3 +109,10 @@ class Tables:
     def table(self, column: Column, size: int) -> torch.Tensor:
         """The first numbers of a table, int32 ``[size]``."""
         return self.numbers[self[column] : self[column] + size]
+
+
+def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the host without waiting for the device; no copy on a CPU."""
+    if device.type in ("cpu", "meta"):
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)

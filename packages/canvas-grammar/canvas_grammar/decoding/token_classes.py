@@ -48,7 +48,7 @@ def class_tables(class_of_token: np.ndarray, classes: int) -> Tables:
             Column.TOKEN: by_class[first_place + np.minimum(index, last)],
             Column.REAL: (index <= last).sum(1),
             Column.FIRST_CHUNK: first,
-            Column.BEHIND_CHUNK: first + count,
+            Column.END_CHUNK: first + count,
             Column.CLASS_OF_TOKEN: kind_of,
         },
         {

@@ -17,7 +17,7 @@ from canvas_grammar.grammar.language import (
     repeat,
     sequence,
 )
-from canvas_grammar.grammar.rules import Behind, Call, Rule
+from canvas_grammar.grammar.rules import Call, Rule, WithoutFirst
 from canvas_grammar.limits import ConstraintError
 
 # ---- Facts about all rules of a grammar: which are called, recursive, empty or useless.
@@ -106,7 +106,7 @@ def productive_rules(rules: Collection[Rule]) -> set[Rule]:
             return any(productive(option, known) for option in node.options)
         if isinstance(node, Repeat):
             return node.least == 0 or productive(node.part, known)
-        if isinstance(node, Behind):
+        if isinstance(node, WithoutFirst):
             return productive(node.rest, known)
         return not node.empty
 
@@ -147,9 +147,9 @@ def _replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node
         return either(replaced(option, replace, known) for option in node.options)
     if isinstance(node, Repeat):
         return repeat(replaced(node.part, replace, known), node.least, node.most)
-    if isinstance(node, Behind):
+    if isinstance(node, WithoutFirst):
         rest = replaced(node.rest, replace, known)
-        return NOTHING if rest.empty else Behind(node.first, rest)
+        return NOTHING if rest.empty else WithoutFirst(node.first, rest)
     return NOTHING if node.empty else node
 
 
@@ -175,7 +175,7 @@ class _Equation:
 
 
 def without_edge_recursion(root: Rule) -> Node:
-    """The language of `root`, of which no rule begins with a call of itself.
+    """The language of `root`, rewritten so that no rule begins with a call of itself.
 
     Recursion at the end of a rule becomes repetition as well where that is simple.
     """
@@ -315,8 +315,8 @@ class _Side:
 
 # ---- From the rules of a grammar, as a user wrote them, to a language that can be compiled.
 
-# The byte positions up to which a rule that does not call itself is written out wherever it is
-# called. An open call takes a place of a bounded stack, so texts may nest deeper with fewer calls.
+# A rule that does not call itself is copied to where it is called if it has at most this many byte
+# positions. Open calls take places of a bounded stack, so with fewer calls texts may nest deeper.
 MOST_COPIED_POSITIONS = 400
 
 
@@ -352,9 +352,9 @@ def _drop_useless_options(root: Rule) -> None:
 
 
 def _with_short_rules_copied(whole: Rule) -> Node:
-    """The language of `whole`, with rules in place of their calls wherever they are short.
+    """The language of `whole`, in which calls of short rules are replaced by the rules.
 
-    Rules that call each other in a circle are reduced to few that call themselves.
+    Rules that call each other in a circle are reduced to a few that call themselves.
     """
     edges = {rule: set(calls(rule.body)) for rule in reachable(whole)}
     callers: dict[Rule, set[Rule]] = {rule: set() for rule in edges}

@@ -16,7 +16,7 @@ from typing import Protocol
 from canvas_grammar.grammar.json_facts import NumberFacts
 from canvas_grammar.limits import ConstraintError, spend
 
-# What a condition knows after some characters: a few small integers.
+# The state of a condition after some characters: a few small integers.
 Seen = tuple[int, ...]
 
 
@@ -25,10 +25,10 @@ class Condition(Protocol):
 
     @property
     def start(self) -> Seen:
-        """What is known before the first character."""
+        """The state before the first character."""
 
     def after(self, seen: Seen, char: str) -> Seen:
-        """What is known after one more character."""
+        """The state after one more character."""
 
     def holds(self, seen: Seen) -> bool:
         """Whether the condition holds if the text ends here."""
@@ -38,7 +38,7 @@ class Condition(Protocol):
 class Compared:
     """The number is at least `bound`, or at most `bound`, which is a decimal number.
 
-    What is known: whether there is a sign, then (phase, place, order): in phase 0, `place` digits
+    Its state: whether there is a sign, then (phase, place, order): in phase 0, `place` digits
     of the whole part; in phase 1, `place` digits of the fraction, and all is equal so far; in phase
     2, nothing else matters. The order (-1, 0 or 1) is that of the magnitudes.
     """
@@ -92,7 +92,7 @@ class Compared:
 class Multiple:
     """The number is a multiple of a decimal `divisor` above 0 or, if not `wanted`, is not one.
 
-    What is known: digits after the point (-1 before it, and no more than the divisor has), and the
+    Its state: digits after the point (-1 before it, and no more than the divisor has), and the
     remainder of all digits; or just (-2,) if the number has more digits after the point.
     """
 

@@ -87,7 +87,7 @@ class Sequence(Tree):
 
 @dataclass(frozen=True, eq=False)
 class Alternatives(Tree):
-    """One of several options, of which there are at least two."""
+    """One of two or more options."""
 
     options: tuple[Tree, ...]
 
@@ -460,7 +460,7 @@ class _Parser:
         return self.escape(in_brackets=True)
 
     def escape(self, in_brackets: bool) -> int | Characters:
-        """What follows a backslash: the code point of a character, or a class."""
+        """Read the rest of an escape: the code point of a character, or a class."""
         if found := self.match(HEX):
             return self.code_point(found)
         char = self.text[self.at : self.at + 1]

@@ -2,12 +2,12 @@ r"""Turn the tree of a pattern into the language of the texts in which it is fou
 
 A part without assertions is a separate language. The meaning of an assertion depends on what stands
 around it, so a part with assertions is read together with the language of everything after it (its
-*rest*) and with what is known about the character in front of it (`Before`). A lookahead is then an
-intersection of its content with the rest, or a difference from it, wherever it stands.
+*rest*) and with what is known about the preceding character (`Before`). A lookahead anywhere is
+then an intersection of its content with the rest, or a difference from it.
 
 A language is an under- or an overapproximation. Every reader matches each text of the first; the
-second holds every text that at least one reader matches. What is offered is an underapproximation,
-and what is subtracted from it is an overapproximation.
+second holds every text that at least one reader matches. The texts that are offered are an
+underapproximation, and those that are subtracted from it are an overapproximation.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from canvas_grammar.limits import ConstraintError
 
 MOST_UNROLLED = 8
 BOUNDARIES = frozenset((r"\b", r"\B"))
-# What depends on the character in front of it.
+# Assertions whose meaning depends on the preceding character.
 LOOKING_BACK = BOUNDARIES | {"^"}
 
 
 class Before(Enum):
-    """What is known about the character in front of a part of a pattern."""
+    """What is known about the character that precedes a part of a pattern."""
 
     START = 0  # there is none: the text begins here
     WORD = 1  # for every reader, one of a word
@@ -100,7 +100,7 @@ def found_in(tree: Tree, writing: Writing, overapproximate: bool = False) -> Nod
 
 
 def matched_by(tree: Tree, writing: Writing, overapproximate: bool = False) -> Node:
-    """The texts all of which a tree without assertions matches."""
+    """The texts that a tree without assertions matches."""
     return _LanguageBuilder(writing).plain(tree, overapproximate)
 
 
@@ -162,29 +162,29 @@ class _LanguageBuilder:
         plain = next((n for n, item in enumerate(items) if item.assertions), len(items))
         count = max(plain, 1)
         first: Tree = items[0] if count == 1 else Sequence(items[:count])
-        behind = Sequence(items[count:])
+        after = Sequence(items[count:])
         least, most = first.width
-        if most == 0 or not behind.assertions & LOOKING_BACK:
+        if most == 0 or not after.assertions & LOOKING_BACK:
             moved = before if most == 0 else Before.SOME
             return self.part(
-                first, self.part(behind, rest, moved, overapproximate), before, overapproximate
+                first, self.part(after, rest, moved, overapproximate), before, overapproximate
             )
         if least > 0:
             moved = _moved(first)
             return self.part(
-                first, self.part(behind, rest, moved, overapproximate), before, overapproximate
+                first, self.part(after, rest, moved, overapproximate), before, overapproximate
             )
         # It may match nothing, and only then does what follows begin where it begins.
-        if behind.assertions - {"^", "$"} or first.assertions:
+        if after.assertions - {"^", "$"} or first.assertions:
             raise ConstraintError(
                 r"^, \b or \B after a part of a pattern that may be empty is not supported"
             )
         return either(
             [
-                self.part(behind, rest, before, overapproximate),
+                self.part(after, rest, before, overapproximate),
                 self.part(
                     first,
-                    self.part(behind, rest, Before.SOME, overapproximate),
+                    self.part(after, rest, Before.SOME, overapproximate),
                     before,
                     overapproximate,
                 ),
@@ -239,7 +239,7 @@ class _LanguageBuilder:
 
 
 def _moved(tree: Tree) -> Before:
-    """What is known after a part of at least one character."""
+    """What is known about the preceding character after a part of at least one character."""
     last = tree
     while not isinstance(last, Characters):
         if isinstance(last, Sequence) and last.items and last.items[-1].width[0] > 0:

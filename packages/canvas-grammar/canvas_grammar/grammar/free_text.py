@@ -37,7 +37,7 @@ def free_text(without: Collection[str], marks: Marks, most: int | None = None) -
 def dispatched(
     bodies: Mapping[str, Node], without: Collection[str], marks: Marks, loop: bool
 ) -> Node:
-    """Free text, and at the first occurrence of a trigger what must follow it.
+    """Free text in which the first trigger is followed by what it demands.
 
     Args:
         bodies: the language after each trigger.

@@ -24,7 +24,7 @@ from canvas_grammar.limits import CompileLimits, ConstraintError
 # Lark matches a terminal with Python's `re` at a place of the text, and takes the one match that
 # `re` finds there.
 
-# Terminals of Lark's own library that look behind, and expressions of the same matches.
+# Terminals of Lark's own library that look backwards, and expressions of the same matches.
 EQUIVALENT = {
     r'".*?(?<!\\)(\\\\)*?"': r'"(?:[^"\\\n]|\\.)*"',  # common.ESCAPED_STRING
 }
@@ -33,7 +33,7 @@ EQUIVALENT = {
 def terminal_language(name: str, pattern: Pattern) -> Node:
     """The texts that `re` finds as a match of a terminal's pattern.
 
-    Of a pattern with a repetition such as ``.*?``, which ends as soon as it can, these are the
+    If a pattern has a repetition such as ``.*?``, which ends as soon as it can, these are the
     matches that do not begin with another match.
 
     Raises:
@@ -92,7 +92,7 @@ def lark_grammar(text: str, limits: CompileLimits) -> Node:
 
 
 def _import(base_path: Any, grammar_path: str) -> NoReturn:
-    """What Lark calls to find a grammar to import; `OSError` lets it look in its own library."""
+    """Called by Lark to find a grammar to import; after an `OSError` it tries its own library."""
     if base_path is None and PurePosixPath(grammar_path).stem in LIBRARIES:
         raise FileNotFoundError(grammar_path)
     raise ConstraintError(

@@ -7,8 +7,6 @@ specification allows: they restrict nothing.
 
 from __future__ import annotations
 
-from typing import Literal
-
 YEAR = r"(?:000[1-9]|00[1-9]\d|0[1-9]\d\d|[1-9]\d{3})"
 # Years divisible by 4, but those divisible by 100 only if divisible by 400.
 LEAP_YEAR = (
@@ -21,7 +19,7 @@ DATE = (
 )
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 
-# A period is in weeks, or in units of which none between the first and the last is left out.
+# A period is in weeks, or in units without a gap between the first and the last.
 _CLOCK = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
 DURATION = (
     rf"P(?:\d+W|{_CLOCK}|(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)(?:{_CLOCK})?)"
@@ -116,8 +114,3 @@ AUTOMATA = {
     "regex": _regex(),
     "color": COLOR,
 }
-
-
-def format_kind(name: str) -> Literal["automaton", "annotation"]:
-    """Whether a format of strings restricts what is offered, or is an annotation."""
-    return "automaton" if name in AUTOMATA else "annotation"

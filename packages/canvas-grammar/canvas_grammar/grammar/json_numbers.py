@@ -1,9 +1,9 @@
 """Write the numbers that have all properties that a schema names.
 
 Without any property a number may have an exponent. Otherwise it is written without one, and an
-automaton compares its digits with the bounds. What is offered is right for readers who compute
-exactly and for those whose numbers are doubles: rounding to a double never reverses an order, so
-only a bound that is excluded needs some distance, and one that no double equals.
+automaton compares its digits with the bounds. The numbers are right for readers who compute exactly
+and for those whose numbers are doubles: rounding to a double never reverses an order, so only a
+bound that is excluded needs some distance, and one that no double equals.
 """
 
 from __future__ import annotations

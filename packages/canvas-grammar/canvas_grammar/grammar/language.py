@@ -184,11 +184,11 @@ def union(ranges: Iterable[Range]) -> Ranges:
 
 def complement(ranges: Ranges) -> Ranges:
     """All other code points of `ANY`; `ranges` must be as from `union`."""
-    gaps, behind = [], 0
+    gaps, first_missing = [], 0
     for first, last in ranges:
-        gaps.append((behind, first - 1))
-        behind = last + 1
-    return intersection(union([*gaps, (behind, LAST)]), ANY)
+        gaps.append((first_missing, first - 1))
+        first_missing = last + 1
+    return intersection(union([*gaps, (first_missing, LAST)]), ANY)
 
 
 def intersection(left: Ranges, right: Ranges) -> Ranges:

@@ -138,11 +138,11 @@ class Without(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Behind(Node):
-    """What follows a first text in the texts of a language that begin with it.
+class WithoutFirst(Node):
+    """The texts of a language that begin with a first text, without that text.
 
     A list such as ``(,a)?(,b)?(,c)?`` is of linear size only with a comma in front of each item;
-    `Behind` takes the first comma away.
+    `WithoutFirst` takes the first comma away.
 
     Attributes:
         first: the text, which no call of `rest` may begin.

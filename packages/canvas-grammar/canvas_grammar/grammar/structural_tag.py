@@ -179,12 +179,12 @@ class _TagReader:
         return free_text([*_texts(value.get("excludes", [])), *place.ends], self.marks, most)
 
     def _tag(self, value: Format, place: Place) -> Node:
-        return sequence(self._written(value["begin"]), self._behind_begin(value, place))
+        return sequence(self._written(value["begin"]), self._after_begin(value, place))
 
     def _written(self, text: Any) -> Node:
         return self.marks.written(_text(text))
 
-    def _behind_begin(self, value: Format, place: Place) -> Node:
+    def _after_begin(self, value: Format, place: Place) -> Node:
         """The content and the end of a tag."""
         ends = _texts(value["end"] if isinstance(value["end"], list) else [value["end"]])
         inside = replace(place, ends=place.ends + tuple(ends))
@@ -195,21 +195,21 @@ class _TagReader:
         tags = _list(value["tags"])
         if not tags or any(not isinstance(t, Mapping) or t.get("type") != "tag" for t in tags):
             raise ConstraintError("structural_tag: tags is a list of formats of type tag")
-        return [(_text(tag["begin"]), self._behind_begin(tag, place)) for tag in tags]
+        return [(_text(tag["begin"]), self._after_begin(tag, place)) for tag in tags]
 
     def _triggered(self, value: Format, place: Place) -> Node:
         tags, triggers = self._tags(value, place), _texts(value["triggers"])
-        behind: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
+        after: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
         for begin, rest in tags:
             found = [trigger for trigger in triggers if begin.startswith(trigger)]
             if len(found) != 1:
                 raise ConstraintError(
                     f"structural_tag: {short(begin)} must begin with one of the triggers"
                 )
-            behind[found[0]].append(sequence(self._written(begin.removeprefix(found[0])), rest))
+            after[found[0]].append(sequence(self._written(begin.removeprefix(found[0])), rest))
         without = [*_texts(value.get("excludes", [])), *place.ends]
         loop = not value.get("stop_after_first", False)
-        bodies = {trigger: either(options) for trigger, options in behind.items()}
+        bodies = {trigger: either(options) for trigger, options in after.items()}
         prose = dispatched(bodies, without, self.marks, loop)
         if not value.get("at_least_one", False):
             return prose

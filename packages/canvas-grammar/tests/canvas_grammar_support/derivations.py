@@ -10,7 +10,7 @@ from random import Random
 
 from canvas_grammar.grammar.language import Chain, Chars, Either, Node, Repeat
 from canvas_grammar.grammar.marks import Mark
-from canvas_grammar.grammar.rules import Automaton, Behind, Both, Call, Without
+from canvas_grammar.grammar.rules import Automaton, Both, Call, Without, WithoutFirst
 
 FIRST_MARK = 0xD800
 
@@ -67,7 +67,7 @@ class _Reader:
             return self.ends(node.left, begin) & self.ends(node.right, begin)
         if isinstance(node, Without):
             return self.ends(node.left, begin) - self.ends(node.right, begin)
-        assert isinstance(node, Behind)
+        assert isinstance(node, WithoutFirst)
         whole = _Reader(node.first + self.text[begin:])
         shift = begin - len(node.first)
         return {end + shift for end in whole.ends(node.rest, 0) if end >= len(node.first)}
@@ -128,7 +128,7 @@ def random_text(node: Node, random: Random, depth: int = 6) -> str | None:
         return _random_run(node, random)
     if isinstance(node, Call):
         return random_text(node.rule.body, random, depth - 1)
-    if isinstance(node, Behind):
+    if isinstance(node, WithoutFirst):
         tries = (random_text(node.rest, random, depth) for _ in range(30))
         found = (t[len(node.first) :] for t in tries if t is not None and t.startswith(node.first))
         return next(found, None)

@@ -16,7 +16,7 @@ FREE = -1
 
 
 def target_of_class(automaton: TokenAutomaton) -> np.ndarray:
-    """The state behind each state and class, or `DEAD`; int64 ``[states, classes]``."""
+    """The state after each state and class, or `DEAD`; int64 ``[states, classes]``."""
     found: np.ndarray = np.full((automaton.states, automaton.classes), DEAD, dtype=np.int64)
     edges = zip(automaton.edge_source, automaton.edge_target, automaton.edge_label, strict=True)
     for source, target, label in edges:
@@ -39,9 +39,9 @@ def every_path(
         automaton: the constraint.
         weights: of each position of the window, of each class.
         state: before the window.
-        left: tokens that may be put out behind the window.
+        left: tokens that may be put out after the window.
         forced: a token for each position, or -1; None for no token.
-        whole: what each position weighs behind the end of the text; None for what its token weighs.
+        whole: what each position weighs after the end of the text; None for what its token weighs.
     """
     target = target_of_class(automaton)
     held = [FREE] * len(weights) if forced is None else forced
@@ -60,9 +60,9 @@ def every_path(
             kind = int(automaton.class_of_token[held[place]])
             kinds = range(kind, kind + 1) if kind != NO_CLASS else range(0)
         for kind in kinds:
-            behind = int(target[state, kind])
-            if behind != DEAD:
-                for path, weight in paths(place + 1, behind):
+            after = int(target[state, kind])
+            if after != DEAD:
+                for path, weight in paths(place + 1, after):
                     yield (kind, *path), weight_of(place, kind, state) + weight
 
     yield from paths(0, state)

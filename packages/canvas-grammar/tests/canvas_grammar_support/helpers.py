@@ -60,7 +60,7 @@ def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
 
 @cache
 def tiny() -> Vocabulary:
-    """That of the tiny LLaDA2 checkpoint: bytes, and special tokens behind them."""
+    """That of the tiny LLaDA2 checkpoint: bytes, and special tokens after them."""
     path = TINY_LLADA2 / "tokenizer.json"
     return Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257])
 

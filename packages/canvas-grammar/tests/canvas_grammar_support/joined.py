@@ -49,14 +49,14 @@ class ClassPaths:
 
     Attributes:
         classes: int64 ``[n, L]``; C outside the window.
-        states, feasible, behind: see `ConstrainedPath`.
+        states, feasible, after_end: see `ConstrainedPath`.
         weight: float64 ``[n]``, of the best path, or the logarithm of the sum over all paths.
     """
 
     classes: torch.Tensor
     states: torch.Tensor
     feasible: torch.Tensor
-    behind: torch.Tensor
+    after_end: torch.Tensor
     weight: torch.Tensor
 
 
@@ -208,7 +208,7 @@ def best(
 ) -> ClassPaths:
     """The best path for weights ``[n, L, C + 1]`` of classes, each of which has one token.
 
-    Without `whole`, tokens that end a text weigh behind the end what they weigh elsewhere.
+    Without `whole`, tokens that end a text weigh after the end what they weigh elsewhere.
     """
     return _of_weights(constraint, weights, window, whole, form)
 
@@ -235,7 +235,7 @@ def _of_weights(
 ) -> ClassPaths:
     count, length, most = weights.shape
     whole = torch.full((count, length), -torch.inf) if whole is None else whole
-    # Behind the tokens of classes is one of no class, which weighs as much as all.
+    # After the tokens of classes comes one of no class, which weighs as much as all.
     logits = torch.cat([weights[..., : most - 1], whole[..., None]], -1)
     none = torch.full((count, length), most - 1)
     tables = {
@@ -255,7 +255,7 @@ def _of_weights(
         form, single, logits, replace(window, forced=forced), free, keys is not None
     )
     classes = torch.where(path.inside, path.token, most - 1)
-    return ClassPaths(classes, path.states, path.feasible, path.behind, weight)
+    return ClassPaths(classes, path.states, path.feasible, path.after_end, weight)
 
 
 def best_tokens(

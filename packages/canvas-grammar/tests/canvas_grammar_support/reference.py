@@ -154,7 +154,7 @@ class _Search:
         for position in range(len(self.forced)):
             inside = self.first <= position < self.end
             path.inside[0, position] = inside
-            path.behind[0, position] = inside and distance[state] == 0
+            path.after_end[0, position] = inside and distance[state] == 0
             token = self.outside(position)
             if inside and feasible:
                 scores = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from canvas_grammar.grammar.language import Chain, Chars, Either, Node, Repeat
-from canvas_grammar.grammar.rules import Behind, Both, Call, Rule, Without
+from canvas_grammar.grammar.rules import Both, Call, Rule, Without, WithoutFirst
 
 from canvas_grammar_support.derivations import derives, random_text
 
@@ -15,8 +15,8 @@ NEVER = 10**6
 class Sampler:
     """Draws texts of one language.
 
-    Beyond `budget` calls of rules it takes the way that nests least. It draws what `Behind` allows
-    without trying: the first comma of a list is where its first item is.
+    Beyond `budget` calls of rules it takes the way that nests least. It draws what `WithoutFirst`
+    allows without trying: the first comma of a list is where its first item is.
     """
 
     def __init__(self, node: Node, random: Random, budget: int = 30) -> None:
@@ -69,7 +69,7 @@ class Sampler:
             return min(map(self.depth, node.options), default=NEVER)
         if isinstance(node, Repeat):
             return self.depth(node.part) if node.least else 0
-        if isinstance(node, Behind):
+        if isinstance(node, WithoutFirst):
             # At least one item, also where none of them must be there.
             parts = node.rest.parts if isinstance(node.rest, Chain) else (node.rest,)
             items = [p.part for p in parts if isinstance(p, Repeat) and p.least == 0]
@@ -95,8 +95,8 @@ class Sampler:
         if isinstance(node, Call):
             self.left -= 1
             return self._text(node.rule.body)
-        if isinstance(node, Behind):
-            return self._behind(node)
+        if isinstance(node, WithoutFirst):
+            return self._without_first(node)
         if isinstance(node, Both | Without):
             inside = (random_text(node.left, self.random) for _ in range(60))
             return next((t for t in inside if t is not None and derives(node, t)), None)
@@ -115,7 +115,7 @@ class Sampler:
             parts.append(text)
         return "".join(parts)
 
-    def _behind(self, node: Behind) -> str | None:
+    def _without_first(self, node: WithoutFirst) -> str | None:
         for _ in range(12 if self.left > 0 else 0):
             text = self._text(node.rest)
             if text is not None and text.startswith(node.first):

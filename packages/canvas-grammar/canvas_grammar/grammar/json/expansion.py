@@ -1,9 +1,9 @@
-"""Expand conditions on a value into alternatives, each of which is facts that hold together.
+"""Expand conditions on a value into alternatives. An alternative is facts that hold together.
 
 Choices (``anyOf``, ``oneOf``, ``if``, dependencies, whatever a negation leaves open) are made one
 after another. Alternatives that contradict themselves are dropped as soon as that shows.
 
-There are two readings. What is offered is read so that every value surely meets the conditions.
+There are two readings. To offer values, conditions are read so that every value surely meets them.
 To prove that no value meets some conditions, they are read so that no value that may meet them is
 left out (`over`).
 """
@@ -213,8 +213,7 @@ def _example(tree: Tree) -> str:
     return ""
 
 
-# ---- What is settled last: properties and items that nothing evaluates, and properties to be
-# found.
+# ---- The last steps: properties and items that nothing evaluates, and properties to be found.
 
 MOST_MADE_UP = 3  # names for one property
 MOST_SUGGESTED = 16
@@ -223,8 +222,8 @@ MOST_SUGGESTED = 16
 def settle_leftovers(facts: Facts) -> None:
     """Turn ``unevaluatedProperties`` and ``unevaluatedItems`` into layers and rows.
 
-    What alternatives that were not chosen would evaluate does not count as evaluated. That leaves
-    out some values.
+    Properties and items that only other alternatives would evaluate count as not evaluated. That
+    leaves out some values.
     """
     for literal, where in facts.leftover:
         anything = Literal(subschema_of_anything(where.subschema))
@@ -320,7 +319,7 @@ class Expansion:
         return kinds
 
     def alternatives(self, kind: str, literals: Iterable[Literal]) -> list[Facts]:
-        """Alternatives of values of one type, each of which meets all conditions.
+        """The ways in which values of one type meet all conditions.
 
         Raises:
             ConstraintError: there are too many, or a condition cannot be expressed.

@@ -41,7 +41,7 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one schema says about the properties of an object.
+    """The conditions of one schema on the properties of an object.
 
     Attributes:
         properties: conditions by name.
@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """What one schema says about the items of an array.
+    """The conditions of one schema on the items of an array.
 
     Attributes:
         first: conditions on the first items.
@@ -291,7 +291,7 @@ def fits_number(facts: NumberFacts, value: int | float) -> bool:
     return facts.fits(Fraction(str(value)))
 
 
-# ---- What a subschema says about the values of one type, keyword by keyword.
+# ---- The conditions of a subschema on the values of one type, keyword by keyword.
 
 Words = Mapping[str, Any]
 ARRAY_ROWS = ("items", "prefixItems", "additionalItems")

@@ -4,8 +4,8 @@
 
 Names are bare, strings stand raw between two marks, and there are no escapes. vLLM's parser first
 reads every value as text, and then gives it the type that the schema names at its place. It follows
-only ``properties`` and ``items``, not a ``$ref`` or ``additionalProperties``. What is offered here
-is what it reads back as a value that satisfies the schema. So the following is not offered:
+only ``properties`` and ``items``, not a ``$ref`` or ``additionalProperties``. A text is
+offered only if it is read back as a value that satisfies the schema. Not offered are:
 
 * numbers, ``true``, ``false`` and ``null`` where `Reading` finds no such type;
 * where it finds other types besides strings, strings that it might take for another type; those
@@ -138,7 +138,7 @@ def gemma_arguments(schema: Any, marks: Marks) -> SchemaLanguage:
 
 
 def forbidden_texts(expressions: Iterable[str], marks: Marks) -> re.Pattern[str]:
-    """Expressions and special tokens' texts, of which less counts where there are many alike."""
+    """Join expressions and the texts of special tokens; numbered tokens share one alternative."""
     special = (re.sub("[0-9]+", "[0-9]+", re.escape(text)) for text in marks.special)
     alike = (r"<\|" if text.startswith(r"<\|") else text for text in special)
     return re.compile("|".join(dict.fromkeys([*expressions, *alike])))
@@ -277,7 +277,7 @@ class CallReader(SchemaReader[Reading]):
         return self.scalar(facts, context)
 
     def _string(self, facts: Facts, alone: bool) -> Node:
-        """The strings that meet conditions; `alone` if nothing else is read at this place."""
+        """The strings that meet conditions; `alone` if only strings are read at this place."""
         content = self._content(facts, alone)
         return shared("string", sequence(self.quote, content, self.quote))
 

@@ -105,7 +105,7 @@ LARGEST_INLINE = 64  # byte positions of strings and numbers that are copied to 
 
 @dataclass(frozen=True)
 class SchemaLanguage:
-    """What a schema was read as.
+    """The result of reading a schema.
 
     Attributes:
         node: the language of the texts that are offered.
@@ -144,11 +144,11 @@ def read_schema(
 class SchemaReader(Generic[Context]):
     """Makes one rule for all arrays and objects that meet the same conditions.
 
-    A notation of values says in a subclass how they are written. What is written may depend on a
-    context, which the notation gives to the parts of a value.
+    A subclass says how a notation writes values. That may depend on a context, which the notation
+    gives to the parts of a value.
 
     Attributes:
-        no_value: the refusal of a schema of which nothing can be written.
+        no_value: the refusal of a schema none of whose values can be written.
     """
 
     no_value = "the schema allows no value"

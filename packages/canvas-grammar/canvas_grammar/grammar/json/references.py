@@ -21,7 +21,7 @@ from canvas_grammar.grammar.json.subschemas import (
 from canvas_grammar.grammar.json.values import short
 from canvas_grammar.limits import ConstraintError
 
-# What a malformed document may raise inside the library, which expects that schemas are valid.
+# Errors that a malformed document may cause in the library, which expects valid schemas.
 MALFORMED = (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError)
 
 
@@ -71,7 +71,7 @@ class Document:
                 ahead += ((child, draft, declared) for child in value)
 
     def target(self, subschema: Subschema, keyword: str) -> Subschema:
-        """What a reference of a subschema leads to.
+        """The target of a reference of a subschema.
 
         Raises:
             ConstraintError: it leads out of the document, or nowhere.

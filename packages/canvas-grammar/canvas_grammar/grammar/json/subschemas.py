@@ -202,7 +202,7 @@ SHAPES: dict[str, Check] = {
 
 
 def complaint(keyword: str, value: Any) -> str | None:
-    """What is wrong with the value of a keyword, or None."""
+    """The fault of a keyword's value, or None."""
     fits, wanted = SHAPES[keyword]
     return None if fits(value) else f"{keyword} is {wanted}, got {short(value)}"
 
@@ -215,7 +215,7 @@ RELAXING = ("minContains", "maxContains")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a schema takes over from the document that it is in.
+    """The surroundings of a schema: what it inherits from its document.
 
     Attributes:
         resolver: what its references mean.

@@ -42,8 +42,8 @@ def unlike_kinds(expansion: Expansion, literals: tuple[Literal, ...]) -> list[No
     """Languages of values that meet some conditions; no value belongs to two of them.
 
     Returns:
-        At most `MOST_KINDS`; none if a value may be an array or an object, or a string of which
-        more than `FEW` characters are counted: an automaton for each kind would be too large.
+        At most `MOST_KINDS`; none if a value may be an array or an object, or a string whose length
+        is bounded by more than `FEW` characters: an automaton for each kind would be too large.
 
     Raises:
         ConstraintError: a condition cannot be expressed.

@@ -22,7 +22,7 @@ from canvas_grammar.grammar.language import (
     sequence,
     union,
 )
-from canvas_grammar.grammar.rules import Behind
+from canvas_grammar.grammar.rules import WithoutFirst
 from canvas_grammar.limits import ConstraintError
 
 # ---- How characters are written in JSON.
@@ -60,15 +60,15 @@ ANY_CHARACTER = _any_character(null="0")
 # For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it, so it is
 # left out.
 ANY_BUT_NULL = _any_character(null="1")
-# In strings of counted lengths: a character has half as many ways to be cut by tokens without the
-# escapes of controls, of which no reader of a bounded string has a use.
+# In strings of counted lengths. Without the escapes of controls, which no reader of a bounded
+# string needs, tokens can cut a character in half as many ways.
 ANY_BUT_CONTROLS = either([PLAIN, SHORT_ESCAPE])
 QUOTE = literal('"')
 
 
 # ---- Constants: which of them are equal, which type they have, and how one is written.
 
-# What Python's dialect has and ECMA-262's has not, or means in another way.
+# Constructs that Python's dialect has and ECMA-262's lacks or gives another meaning.
 FOREIGN = re.compile(r"\\[AZGbB0-9]|\(\?(?![:])")
 
 
@@ -185,7 +185,7 @@ class JsonLayout:
         return literal(json_text(text))
 
     def bracketed(self, brackets: str, inside: Node, empty: bool) -> Node:
-        """Brackets around items, of which each has a comma in front.
+        """Brackets around items, each of which begins with a comma.
 
         Args:
             brackets: the opening and the closing one.
@@ -196,7 +196,9 @@ class JsonLayout:
         options = [literal(brackets)] if empty else []
         if not inside.empty and inside is not EMPTY_TEXT:
             options.append(
-                sequence(literal(brackets[0]), Behind(",", inside), self.gap, literal(brackets[1]))
+                sequence(
+                    literal(brackets[0]), WithoutFirst(",", inside), self.gap, literal(brackets[1])
+                )
             )
         return either(options)
 

@@ -53,7 +53,7 @@ class Style:
     """How an argument is written.
 
     Attributes:
-        begin: the text in front of a name.
+        begin: the text before a name.
         named: the text between a name and a value that is no string.
         named_string: the same for strings.
         end: the text after a value.
@@ -93,7 +93,7 @@ STYLES = {
 WRAPPERS = ("arguments", "input")
 NEWLINE = literal("\n")
 INERT_STRING = sequence(QUOTE, INERT_TEXTS, QUOTE)
-# What is inside of JSON that vLLM reads as JSON.
+# The context of values inside JSON that vLLM reads as JSON.
 EXACT = Reading(None)
 
 
@@ -118,7 +118,7 @@ class _Tags(CallLayout):
     end: Node = EMPTY_TEXT
 
     def pair(self, name: Node, value: Node) -> Node:
-        """An argument; the value begins with what is in front of it."""
+        """An argument; the value includes the text before it."""
         return sequence(self.begin, name, value, self.end, optional(NEWLINE))
 
     def bracketed(self, brackets: str, inside: Node, empty: bool) -> Node:
@@ -214,7 +214,7 @@ class _XmlReader(CallReader):
         return self._argument(found, kind, context) if kind in ("array", "object") else found
 
     def _argument(self, value: Node, kind: str, context: Reading) -> Node:
-        """The value itself, or if it is an argument what is in front of it as well."""
+        """The value itself; if it is an argument, with the text before it."""
         if context not in self.outer:
             return value
         if kind in ("array", "object") and kind not in context.types:

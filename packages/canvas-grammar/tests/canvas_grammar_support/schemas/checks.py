@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -14,8 +13,8 @@ from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
 from canvas_grammar_support.schemas.corpora import Case, Instance
-from canvas_grammar_support.schemas.spellings import all_spellings, offered_spellings, place_in_text
-from canvas_grammar_support.schemas.validators import Judge, repeats_a_name
+from canvas_grammar_support.schemas.spellings import all_spellings, offered_spellings
+from canvas_grammar_support.schemas.validators import Judge
 from canvas_grammar_support.schemas.walks import StuckError, Walker
 from canvas_grammar_support.schemas.ways import Canvases, Whole
 
@@ -36,37 +35,21 @@ KEYWORDS = (
 
 @dataclass
 class Report:
-    """What was found for one schema with one vocabulary; all of it can be written as JSON.
+    """The findings for one schema with one vocabulary.
 
     Attributes:
         refused: the message of a refusal, else None; then the rest is empty.
-        seconds: CPU time of the compilation, refused or not.
-        minimum: tokens that are enough for an output.
-        walks: how many random ones were made; up to twice as many follow, over untaken edges.
-        texts: how many different texts they all wrote.
-        repeating: how many of these have an object with a name twice.
-        edges: the known ways out of states, and how many of them were taken.
         problems: texts that are not valid, with the reason, and walks that did not end.
         valid: valid instances, and how many of them are accepted in some spelling.
-        lost: of the others: where in the text the reader stopped, and the text.
         invalid: invalid instances, each in all spellings.
         wrong: texts of these that were accepted.
-        unable: validators that cannot read the schema, and why.
     """
 
     refused: str | None = None
-    seconds: float = 0.0
-    minimum: int = 0
-    walks: int = 0
-    texts: int = 0
-    repeating: int = 0
-    edges: tuple[int, int] = (0, 0)
     problems: list[tuple[str, str]] = field(default_factory=list)
     valid: tuple[int, int] = (0, 0)
-    lost: list[tuple[str, str]] = field(default_factory=list)
     invalid: int = 0
     wrong: list[tuple[str, str]] = field(default_factory=list)
-    unable: Mapping[str, str] = field(default_factory=dict)
 
 
 def check(
@@ -78,21 +61,16 @@ def check(
     a window need not have them.
     """
     report = Report()
-    began = time.process_time()
     try:
         constraint = Constraint.from_value("json_schema", case.schema)
         compiled = compile_constraint(constraint, vocabulary, CompileLimits())
     except ConstraintError as error:
-        report.refused, report.seconds = str(error), time.process_time() - began
+        report.refused = str(error)
         return report
-    report.seconds = time.process_time() - began
     configurations = compiled.configurations()
     ways = Canvases(configurations, CANVAS, WINDOW) if canvases else Whole(configurations)
     walker = Walker(ways, vocabulary, seed)
-    report.minimum = walker.minimum
-    judge = Judge.of(case.schema, case.draft)
-    report.unable = judge.unable
-    _walk(walker, configurations, judge, walks, report)
+    _walk(walker, configurations, Judge.of(case.schema, case.draft), walks, report)
     letters = byte_tokens(vocabulary)
     if len(letters) >= 255 and not canvases:  # marks begin with the other byte
         _read_instances(case, walker, letters, report)
@@ -124,34 +102,17 @@ def _walk(
             keep(tokens)
     except StuckError as error:
         report.problems.append(("", str(error)))
-    report.walks, report.texts = walks, len(texts)
     for text in texts:
         if complaint := judge.complaint(text):
             report.problems.append((text.decode(errors="backslashreplace"), complaint))
-        elif repeats_a_name(text):
-            report.repeating += 1
-    report.edges = walker.coverage()
 
 
 def _read_instances(case: Case, walker: Walker, letters: Mapping[int, int], report: Report) -> None:
-    def stops(text: str) -> int | None:
-        """Where the reader stops, or None where it accepts the text."""
-        tokens = [*(letters[byte] for byte in text.encode()), walker.vocabulary.ends[0]]
-        read = walker.accepts(tokens)
-        return None if read == len(tokens) else read
+    def accepts(text: str) -> bool:
+        return walker.accepts([*(letters[b] for b in text.encode()), walker.vocabulary.ends[0]])
 
     def taken(instance: Instance) -> bool:
-        spelled = offered_spellings(instance.data, case.schema)
-        if not spelled:
-            report.lost.append(("lone surrogate", ascii(instance.data)))
-            return False
-        stopped = [stops(text) for text in spelled]
-        if None in stopped:
-            return True
-        furthest = max(range(len(spelled)), key=lambda n: stopped[n] or 0)
-        place = place_in_text(spelled[furthest], stopped[furthest] or 0)
-        report.lost.append((place, spelled[furthest]))
-        return False
+        return any(map(accepts, offered_spellings(instance.data, case.schema)))
 
     valid = [instance for instance in case.instances if instance.valid]
     report.valid = (len(valid), sum(map(taken, valid)))
@@ -161,7 +122,7 @@ def _read_instances(case: Case, walker: Walker, letters: Mapping[int, int], repo
         (text, instance.description)
         for instance in invalid
         for text in all_spellings(instance.data, case.schema)
-        if stops(text) is None
+        if accepts(text)
     ]
 
 

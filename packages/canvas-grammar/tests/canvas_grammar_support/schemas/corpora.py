@@ -19,7 +19,6 @@ from canvas_grammar_support.checkout import DATA, ROOT
 
 SUITE = DATA / "json_schema_test_suite" / "suite.tar.xz"
 REAL = ROOT.parent / "shared" / "json_schemas" / "schemas.jsonl.gz"
-REMOTES_URL = "http://localhost:1234/"
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",
     "draft6": "http://json-schema.org/draft-06/schema#",
@@ -67,16 +66,6 @@ def suite_files() -> Mapping[str, Any]:
                 assert content is not None
                 files[member.name] = json.loads(content.read())
     return files
-
-
-def remote_documents(draft: str) -> dict[str, Any]:
-    """The documents that the suite's schemas of a draft refer to, by URL."""
-    names = {path.removeprefix("remotes/"): path for path in suite_files()}
-    return {
-        REMOTES_URL + name: suite_files()[path]
-        for name, path in names.items()
-        if name != path and (name.startswith(f"{draft}/") or not name.startswith(("draft", "v1/")))
-    }
 
 
 @functools.cache

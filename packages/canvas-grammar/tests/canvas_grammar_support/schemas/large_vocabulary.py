@@ -19,7 +19,7 @@ from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar_support.schemas.corpora import suite_files
 
 IDS = 151_936  # Qwen's and many others'
-WITHOUT_BYTES = 293  # special tokens and padding, behind all others
+WITHOUT_BYTES = 293  # special tokens and padding, after all others
 LONGEST = 12
 WORD = re.compile(rb" ?[A-Za-z]+| ?[0-9]{1,3}|[^A-Za-z0-9\s]+|\s+")
 

@@ -1,4 +1,4 @@
-"""How a JSON value may be written, and where in a text a reader stopped."""
+"""How a JSON value may be written."""
 
 from __future__ import annotations
 
@@ -110,44 +110,3 @@ def _of_item(schemas: list[Any], place: int) -> list[Any]:
         if isinstance(items, Mapping):
             found.append(items)
     return found
-
-
-def place_in_text(text: str, stop: int) -> str:
-    """What a JSON text has behind its first `stop` bytes, for a statistic of where readers stop."""
-    before = text.encode()[:stop].decode(errors="ignore")
-    if len(before) == len(text):
-        return "end"
-    opened: list[str] = []
-    quoted = is_key = escaped = False
-    last = ""  # outside strings, without white space
-    for letter in before:
-        if quoted:
-            if escaped or letter == "\\":
-                escaped = not escaped
-            elif letter == '"':
-                quoted = False
-            continue
-        if letter == '"':
-            quoted, is_key = True, _key_follows(opened, last)
-        elif letter in "{[":
-            opened.append(letter)
-        elif letter in "}]":
-            opened.pop()
-        last = last if letter.isspace() else letter
-    following = text[len(before)]
-    if quoted and not is_key:
-        return "inside a string: escape" if escaped or following == "\\" else "inside a string"
-    if quoted or (following == '"' and _key_follows(opened, last)):
-        return "key"
-    if following in "]},:":
-        ends = {"]": "end of array", "}": "end of object", ":": "key"}
-        more = "further property" if opened[-1:] == ["{"] else "further item"
-        return ends.get(following, more)
-    if last in ("", "[", ",", ":"):
-        kinds = {'"': "string", "{": "object", "[": "array", "n": "null", "t": "true", "f": "false"}
-        return "space" if following.isspace() else f"{kinds.get(following, 'number')} here"
-    return "inside a number" if last.isdigit() or last in "-.+eE" else "inside a word"
-
-
-def _key_follows(opened: list[str], last: str) -> bool:
-    return opened[-1:] == ["{"] and last in ("{", ",")

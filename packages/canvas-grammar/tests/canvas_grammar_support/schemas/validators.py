@@ -11,7 +11,7 @@ has evaluated, so it has no say about such schemas.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,7 @@ from typing import Any
 import jsonschema
 import jsonschema_rs
 from jsonschema import validators
-from referencing import Registry, Resource
-from referencing.jsonschema import EMPTY_REGISTRY, specification_with
-
-from canvas_grammar_support.schemas.corpora import DRAFTS, remote_documents
+from referencing import Registry
 
 PYTHON = {
     "draft4": jsonschema.Draft4Validator,
@@ -34,12 +31,12 @@ PYTHON = {
     "draft2019-09": jsonschema.Draft201909Validator,
     "draft2020-12": jsonschema.Draft202012Validator,
 }
-RUST: dict[str, tuple[Any, int]] = {
-    "draft4": (jsonschema_rs.Draft4Validator, jsonschema_rs.Draft4),
-    "draft6": (jsonschema_rs.Draft6Validator, jsonschema_rs.Draft6),
-    "draft7": (jsonschema_rs.Draft7Validator, jsonschema_rs.Draft7),
-    "draft2019-09": (jsonschema_rs.Draft201909Validator, jsonschema_rs.Draft201909),
-    "draft2020-12": (jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft202012),
+RUST: dict[str, Any] = {
+    "draft4": jsonschema_rs.Draft4Validator,
+    "draft6": jsonschema_rs.Draft6Validator,
+    "draft7": jsonschema_rs.Draft7Validator,
+    "draft2019-09": jsonschema_rs.Draft201909Validator,
+    "draft2020-12": jsonschema_rs.Draft202012Validator,
 }
 Check = Callable[[Any], bool]
 
@@ -50,23 +47,18 @@ class Judge:
 
     Attributes:
         checks: by the validator's name. A validator that cannot read the schema is absent.
-        unable: why the absent ones are, by name.
     """
 
     checks: Mapping[str, Check]
-    unable: Mapping[str, str]
 
     @classmethod
-    def of(cls, schema: Any, draft: str, *, remotes: bool = False) -> Judge:
-        """For a schema and a draft, a key of `DRAFTS`; `remotes`: with the suite's documents."""
+    def of(cls, schema: Any, draft: str) -> Judge:
+        """For a schema and a draft, a key of `DRAFTS`."""
         made: dict[str, Check] = {}
-        unable = {}
         for name, make in (("jsonschema", _python), ("jsonschema-rs", _rust)):
-            try:
-                made[name] = make(schema, draft, remotes)
-            except Exception as error:  # of many kinds
-                unable[name] = f"{type(error).__name__}: {error}"
-        return cls(made, unable)
+            with contextlib.suppress(Exception):  # of many kinds
+                made[name] = make(schema, draft)
+        return cls(made)
 
     def verdicts(self, value: Any) -> dict[str, bool | None]:
         """What each validator says of a value; None where it fails."""
@@ -117,11 +109,6 @@ def strict_readings(text: bytes) -> Iterator[Any]:
             return
 
 
-def repeats_a_name(text: bytes) -> bool:
-    """Whether some object has a name twice."""
-    return len(list(strict_readings(text))) > 1
-
-
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
@@ -144,13 +131,12 @@ class DefectError(Exception):
     """A validator is known to read a schema in a wrong way."""
 
 
-def _python(schema: Any, draft: str, remotes: bool) -> Check:
+def _python(schema: Any, draft: str) -> Check:
     if draft == "draft2019-09" and _beside(schema, "additionalProperties", "unevaluatedProperties"):
         raise DefectError("additionalProperties beside unevaluatedProperties")
     kind = validators.extend(PYTHON[draft], {"multipleOf": _multiple_of})
     kind.check_schema(schema)
-    registry = _python_remotes(draft) if remotes else EMPTY_REGISTRY
-    made = kind(schema, format_checker=kind.FORMAT_CHECKER, registry=registry)
+    made = kind(schema, format_checker=kind.FORMAT_CHECKER, registry=Registry())
     return made.is_valid  # type: ignore[no-any-return]
 
 
@@ -175,23 +161,6 @@ def _beside(schema: Any, *names: str) -> bool:
     return set(names) <= set(schema) or any(_beside(part, *names) for part in schema.values())
 
 
-def _rust(schema: Any, draft: str, remotes: bool) -> Check:
-    registry = _rust_remotes(draft) if remotes else None
-    kind, _ = RUST[draft]
-    made = kind(schema, validate_formats=True, registry=registry, offline=True)
+def _rust(schema: Any, draft: str) -> Check:
+    made = RUST[draft](schema, validate_formats=True, offline=True)
     return made.is_valid
-
-
-@functools.cache
-def _python_remotes(draft: str) -> Registry[Any]:
-    specification = specification_with(DRAFTS[draft])
-    resources = {
-        url: Resource.from_contents(document, default_specification=specification)
-        for url, document in remote_documents(draft).items()
-    }
-    return EMPTY_REGISTRY.with_resources(resources.items())
-
-
-@functools.cache
-def _rust_remotes(draft: str) -> jsonschema_rs.Registry:
-    return jsonschema_rs.Registry(list(remote_documents(draft).items()), draft=RUST[draft][1])

@@ -110,26 +110,21 @@ class Walker:
                 state = self._take(state, number, kind, found)
             yield self._ended(found)
 
-    def coverage(self) -> tuple[int, int]:
-        """How many edges are known, and how many of them were taken."""
-        known = sum(len(e) for s, e in self.edges.items() if self.ways.distance(s) > 0)
-        return known, len(self.visits)
-
     def text(self, tokens: Sequence[int]) -> bytes:
         """What tokens write."""
         offsets, data = self.vocabulary.offsets, self.vocabulary.data
         return b"".join(data[offsets[t] : offsets[t + 1]].tobytes() for t in tokens)
 
-    def accepts(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens are allowed, one after the other."""
+    def accepts(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens are allowed, one after the other."""
         state = self.ways.start
-        for place, token in enumerate(tokens):
+        for token in tokens:
             kind = int(self.class_of_token[token])
-            behind = [e.target for e in self._edges_from(state) if kind in e.classes]
-            if not behind:
-                return place
-            (state,) = behind
-        return len(tokens)
+            after = [e.target for e in self._edges_from(state) if kind in e.classes]
+            if not after:
+                return False
+            (state,) = after
+        return True
 
     def _edges_from(self, state: State) -> list[Edge]:
         if state not in self.edges:
@@ -160,7 +155,7 @@ class Walker:
         return came_from
 
     def _open_to(self, state: State, left: int, found: list[int]) -> list[int]:
-        """The edges behind which `left` tokens are enough."""
+        """The edges after which `left` tokens are enough."""
         edges = self._edges_from(state)
         open_to = [n for n, e in enumerate(edges) if self.ways.distance(e.target) <= left]
         if not open_to:

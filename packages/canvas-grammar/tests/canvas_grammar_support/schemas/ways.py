@@ -35,7 +35,7 @@ class Ways(Protocol):
         """
 
     def distance(self, state: State) -> int:
-        """Tokens that are enough to end, the last one included; 0 behind that one."""
+        """Tokens that are enough to end, the last one included; 0 after that one."""
 
 
 class Whole:
@@ -77,10 +77,10 @@ class InCanvas(NamedTuple):
 
 
 class Canvases:
-    """The states that a constraint has in canvases of `length` tokens, one canvas behind another.
+    """The states that a constraint has in canvases of `length` tokens, one canvas after another.
 
     A canvas is filled to its last place with states of its window, and the next one begins with the
-    state behind it. The distance of a place is that of the best way of which the rest of the canvas
+    state after it. The distance of a place is that of the best way of which the rest of the canvas
     is in the window. What has no such way is no choice.
     """
 
@@ -110,10 +110,10 @@ class Canvases:
             if self.distance(target) == NEVER:
                 continue
             if target.place == self.length:
-                target = self._behind(target)
+                target = self._after(target)
             yield automaton.members[begin:end], target
 
-    def _behind(self, last: InCanvas) -> InCanvas:
+    def _after(self, last: InCanvas) -> InCanvas:
         """The begin of the next canvas, which has a window of its own if the first is not whole."""
         if self.whole:
             return InCanvas(START, 0, last.state)
