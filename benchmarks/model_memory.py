@@ -261,11 +261,11 @@ def slot_bytes(model: Geometry, width: int = 2) -> int:
 
     def held(count: int) -> int:
         slots = SlotState(count, kind, device)
-        if not model.is_uniform:  # the block before the canvas, where commits are fused
-            slots.window = TwoBlockWindow(slots, model.positions)
         own = AlgorithmSlots(rule, count, model.canvas, device)
         parts = OptionalParts(slots, "raw_logprobs")
-        optional = [parts.constraints, parts.rows, parts.logprobs]
+        if not model.is_uniform:  # the block before the canvas, where commits are fused
+            parts.window = TwoBlockWindow(slots, model.positions)
+        optional = [parts.constraints, parts.rows, parts.logprobs, parts.window]
         return tensor_bytes([slots, own.parameters, own.state, *optional])
 
     soft = model.canvas * model.hidden * width if model.is_uniform else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from vllm_dllm.ranges import MAX_STEPS, SettingsError
+from vllm_dllm.settings.parsing import parse_options
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import MAX_CANVAS, DllmSettings
 
@@ -31,7 +32,7 @@ def test_no_code_comes_out_of_data() -> None:
 
 def test_a_request_imports_nothing() -> None:
     with pytest.raises(SettingsError, match="diffusion_algorithm must be a registered name"):
-        SERVED.options({"diffusion_algorithm": "os:abort"})
+        parse_options({"diffusion_algorithm": "os:abort"}, SERVED)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_request_imports_nothing() -> None:
 )
 def test_a_request_is_bounded(options: dict[str, object], name: str) -> None:
     with pytest.raises(SettingsError, match=name):
-        SERVED.options(options)
+        parse_options(options, SERVED)
 
 
 def test_the_document_states_the_bounds() -> None:

@@ -25,7 +25,7 @@ from tests.support.strategies import (
     share,
 )
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.parsing import OPTIONS, parse_settings
+from vllm_dllm.settings.parsing import OPTIONS, parse_options, parse_settings
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 from vllm_dllm.settings.unknown_names import parameter_names
@@ -146,7 +146,7 @@ def test_a_setting_of_a_request(case: tuple[str, str, Any]) -> None:
     server = served(kind, {})
 
     def choose() -> Any:
-        return server.choose(server.options(asked))
+        return server.choose(parse_options(asked, server))
 
     said = refusal(choose)
     assert (said is None) == OF_REQUEST.get(name, TABLES[kind][name][1]).takes(value), said
@@ -243,7 +243,7 @@ def test_an_option_of_a_request(name: str, value: Any) -> None:
     server = served("uniform", {})
 
     def options() -> Mapping[str, Any]:
-        made = server.options(asked)
+        made = parse_options(asked, server)
         server.choose(made)
         return made
 
@@ -282,7 +282,7 @@ def test_a_misspelt_name_is_named_with_its_neighbour(kind: str, data: Any) -> No
     name = data.draw(misspelt(sorted(TABLES[kind])).filter(lambda wrong: wrong not in taken))
     for given_name, call in (
         (name, lambda: served(kind, {name: 0.5})),
-        (f"diffusion_{name}", lambda: served(kind, {}).options({f"diffusion_{name}": 0.5})),
+        (f"diffusion_{name}", lambda: parse_options({f"diffusion_{name}": 0.5}, served(kind, {}))),
     ):
         said = refusal(call)
         assert said is not None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.parsing import parse_options, parse_settings
 from vllm_dllm.settings.resolution import ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -29,7 +29,7 @@ def settings(additional_config: object) -> DllmSettings:
 
 
 def request(extra_args: dict[Any, Any] | None) -> Any:
-    return Served("mask", "LowConfidence", DllmSettings()).options(extra_args)
+    return parse_options(extra_args, Served("mask", "LowConfidence", DllmSettings()))
 
 
 def test_defaults() -> None:
@@ -82,7 +82,7 @@ def test_blocks() -> None:
     assert (served.window_length, served.choose().blocks) == (32, 4)
     assert served.choose().max_steps == 9, "of a block"
     for blocks in (1, 3, 4):
-        choice = served.choose(served.options({"diffusion_blocks": blocks}))
+        choice = served.choose(parse_options({"diffusion_blocks": blocks}, served))
         resolved = ResolvedRequest.of(choice)
         assert choice.blocks == resolved.blocks == resolved.decoding("mask").blocks == blocks
     for options, complaint in (
@@ -92,7 +92,7 @@ def test_blocks() -> None:
         ({"diffusion_replay": True}, r"diffusion_replay: .* this server has dllm\.blocks=4"),
     ):
         with pytest.raises(SettingsError, match=complaint):
-            served.choose(served.options(options))
+            served.choose(parse_options(options, served))
     with pytest.raises(SettingsError, match="blocks_open_at has no effect with one block"):
         settings({"dllm": {"blocks_open_at": 0.5}})
     with pytest.raises(SettingsError, match=r"dllm\.algorithm: SubBlocks cannot decode several"):

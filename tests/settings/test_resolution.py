@@ -10,7 +10,7 @@ import pytest
 
 from vllm_dllm.commands.show_config import explained
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.parsing import parse_options, parse_settings
 from vllm_dllm.settings.resolution import CHECKPOINT, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -179,11 +179,13 @@ def test_only_what_the_server_accepts_is_advised() -> None:
     nemotron = replace(served(), own_algorithm="ConfidenceThreshold", verifies=True)
     for server in (served(), nemotron):
         with pytest.raises(SettingsError, match="remove it, or set diffusion_algorithm") as caught:
-            server.options({"diffusion_steps": 4})
+            parse_options({"diffusion_steps": 4}, server)
         advised = re.findall(r"[A-Z]\w+", str(caught.value).partition(", or set ")[2])
         assert "LowConfidenceStatic" in advised
         for name in advised:
-            server.choose(server.options({"diffusion_algorithm": name, "diffusion_steps": 4}))
+            server.choose(
+                parse_options({"diffusion_algorithm": name, "diffusion_steps": 4}, server)
+            )
     with pytest.raises(SettingsError, match="unknown decoding algorithm 'Zzz'; choose") as caught:
         served().choose({"algorithm": "Zzz"})
     for name in re.findall(r"[A-Z][\w-]+", str(caught.value).partition("choose ")[2]):
@@ -196,8 +198,8 @@ def test_a_setting_of_another_algorithm() -> None:
         r"remove it, or set diffusion_algorithm to Hierarchical$"
     )
     with pytest.raises(SettingsError, match=named):
-        served().options({"diffusion_low": 0.1})
-    options = served().options({"diffusion_algorithm": "Hierarchical", "diffusion_low": 0.1})
+        parse_options({"diffusion_low": 0.1}, served())
+    options = parse_options({"diffusion_algorithm": "Hierarchical", "diffusion_low": 0.1}, served())
     assert served().choose(options).settings.values()["low"] == 0.1
     with pytest.raises(SettingsError, match=r"remove it, because it belongs to EntropyBound, for"):
-        served().options({"diffusion_t_min": 0.1})
+        parse_options({"diffusion_t_min": 0.1}, served())

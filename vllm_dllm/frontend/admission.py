@@ -6,7 +6,7 @@ Raised errors reach an HTTP client as status 400 with the parameter's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -175,7 +175,11 @@ def validate_sampling_params(
             parameter="allowed_token_ids",
         )
     try:
-        options = served.options(params.extra_args)
+        options: Mapping[str, Any] = {}
+        if params.extra_args:
+            from vllm_dllm.settings.parsing import parse_options
+
+            options = parse_options(params.extra_args, served)
         decoding = served.choose(options)
         excluded = served.excludes | decoding.algorithm.excludes
         if constraint_yields and "constraints" in excluded:

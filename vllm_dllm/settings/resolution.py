@@ -161,14 +161,6 @@ class Served:
         """The number of positions that a step over a canvas reads; vLLM's count of draft tokens."""
         return self.length * (2 if self.two_blocks else self.settings.blocks)
 
-    def options(self, extra_args: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """The options among a request's extra arguments, see `settings.parsing.parse_options`."""
-        if not extra_args:
-            return {}
-        from vllm_dllm.settings.parsing import parse_options
-
-        return parse_options(extra_args, self)
-
     def accepts(self, algorithm: str) -> bool:
         """Whether a request may choose an algorithm."""
         try:
@@ -219,7 +211,7 @@ class Served:
             for name, value in given.items():
                 ranges[name].check(PREFIXES[source] + name, value)
             if source == REQUEST and given:
-                from vllm_dllm.settings.parsing import limit_steps
+                from vllm_dllm.settings.step_limits import limit_steps
 
                 limit_steps(self, algorithm, given, values)
             values |= given

@@ -21,7 +21,7 @@ from typing import Any
 
 from vllm_dllm.commands import installation, show_config
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.parsing import parse_options, parse_settings
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -55,7 +55,7 @@ def fault(words: list[str]) -> str | None:
     if program == "request":
         model, options = rest
         served = Served(*decoding(model), DllmSettings())
-        return refused(lambda: served.options(json.loads(options)))
+        return refused(lambda: parse_options(json.loads(options), served))
     raise ValueError(f"not known how to check {program}")
 
 
