@@ -205,12 +205,8 @@ def test_overrides_are_not_blamed_on_the_checkpoint(
     shown("tiny-diffusiongemma", "--hf-overrides", json.dumps(recipe))
     shown("tiny-llada2", "--hf-overrides", '{"jitter": 1}')
     said = [record.getMessage() for record in package_log.records]
-    settings = '{"dllm": {"algorithm": "EntropyBound", "entropy_bound": 0.1}}'
-    assert (
-        "dllm: --hf-overrides: diffusion_sampler and diffusion_entropy_bound have no effect; set "
-        f"it with --additional-config '{settings}'"
-    ) in said
-    assert "dllm: --hf-overrides: jitter has no effect; remove it" in said
+    for names in ("diffusion_sampler and diffusion_entropy_bound have", "jitter has"):
+        assert any(f"dllm: --hf-overrides: {names} no effect; remove it" in one for one in said)
     assert not any(message.startswith("dllm: config.json") for message in said)
     for model in ("tiny-llada2", "tiny-sdar", "tiny-diffusiongemma"):
         lines = shown(model, "--hf-overrides.canvas_length", "16")

@@ -29,7 +29,7 @@ def settings(additional_config: object) -> DllmSettings:
 
 
 def request(extra_args: dict[Any, Any] | None) -> Any:
-    return parse_options(extra_args, Served("mask", "LowConfidence", DllmSettings()))
+    return parse_options(extra_args or {}, Served("mask", "LowConfidence", DllmSettings()))
 
 
 def test_defaults() -> None:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from vllm.exceptions import VLLMValidationError
-
 if TYPE_CHECKING:
     from vllm_dllm.frontend.http_request import HttpRequest
 
@@ -26,6 +24,8 @@ def called(name: str) -> str:
 
 def refuse_beam_search() -> NoReturn:
     """Raise `VLLMValidationError` for a beam search."""
+    from vllm.exceptions import VLLMValidationError
+
     raise VLLMValidationError(
         "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
         "the beginnings of texts, and a canvas is not written from its beginning; remove it, and "

@@ -263,25 +263,6 @@ def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
             raise SettingsError(f"{OVERRIDE}: unknown {SAMPLER}.{name}; {nearest(name, known)}")
 
 
-def meant_by(given: Mapping[str, object], corruption: Corruption) -> dict[str, object]:
-    """The server's settings that fields of other places or engines probably stand for.
-
-    Args:
-        given: names and values, such as ``{"diffusion_entropy_bound": 0.1}``.
-        corruption: the kind of the model, which says what algorithms and settings its server has.
-    """
-    meant: dict[str, object] = {}
-    folded = {algorithm.name.casefold(): algorithm.name for algorithm in algorithms(corruption)}
-    for field, value in given.items():
-        name = field.rpartition(".")[2].removeprefix("diffusion_")
-        algorithm = folded.get(str(value).replace("_", "").casefold())
-        if name in ("algorithm", "sampler") and algorithm is not None:
-            meant["algorithm"] = algorithm
-        elif name in NAMES | parameter_names(corruption):
-            meant[name] = value
-    return meant
-
-
 def as_option(settings: Mapping[str, object]) -> str:
     """Return the command-line option that gives these settings to a server."""
     return f"--additional-config '{_as_json({SETTINGS_KEY: settings})}'"

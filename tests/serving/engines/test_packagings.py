@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BLOCK = 32
 # Of a weight: it, its input and the product are rounded to bfloat16.
 BUDGET = 3 * 2.0**-8
+# Of float8 (e4m3).
+SMALLEST_NORMAL, LARGEST = 2.0**-6, 448
 
 
 def cases(quick: tuple[tuple[str, str], ...], names: Any) -> list[Any]:
@@ -67,6 +69,9 @@ def check_linear_layers(running: Engine, path: Path, exact: dict[str, torch.Tens
         limit = BUDGET * (matrix.abs() + 1e-9)
         if layer.bias is not None:
             limit = limit + 2.0**-8 * layer.bias.double().abs()[:, None] / number
+        if "fp8" in path.name and torch.cpu._is_amx_tile_supported():
+            # With AMX vLLM's kernel reads subnormal numbers, zero among them, as normal ones.
+            limit = limit + 2 * SMALLEST_NORMAL / LARGEST * matrix.abs().max()
         assert (error.abs() <= limit).all(), (name, float(error.abs().max()))
         seen += 1
     assert seen > 0

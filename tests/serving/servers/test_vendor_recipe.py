@@ -20,11 +20,8 @@ import pytest
 from tests.families.test_sdar_config import started
 from tests.serving.servers.test_agent_streams import (
     DAYS,
-    ENDPOINTS,
     FAMILIES,
-    QUICK,
     Family,
-    assert_streams_are_answers,
 )
 from tests.support.agent_answers import Answer, ask, tool
 from tests.support.checkpoints import TINY
@@ -169,11 +166,6 @@ def test_thoughts(served: Served) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     answer = served.ask("copy abcdef", **off)
     assert answer.thought == "" and answer.text
-
-
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_stream_is_the_answer(served: Served, endpoint: str) -> None:
-    assert_streams_are_answers(served.family, served.server, endpoint, QUICK, greedy=True)
 
 
 def test_max_new_tokens(served: Served) -> None:

@@ -10,15 +10,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "clients.md"
 # As the page writes them: where the server is, and what it serves.
 ADDRESS, MODEL = "http://localhost:8000", "MODEL"
-# The columns of the table that say what works, by the word that a block prints in front of it.
-COLUMNS = {
-    "chat": "chat",
-    "stream": "stream",
-    "structured": "structured output",
-    "tools": "tools",
-    "options": "our options",
-}
-
 SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```(bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^\| \[(.+?)\]\(\.\./(examples/clients/\w+\.py)\)", re.MULTILINE)
