@@ -72,8 +72,11 @@ def server(pool: Pool, golden: oracle.Checkpoint, template: Path) -> Server:
 
 @pytest.fixture
 def llada2(pool: Pool) -> Server:
-    """Tiny LLaDA2 with a tool parser, all endpoints, and short constrained answers by default."""
-    return pool.get(TINY_LLADA2, *OPEN)
+    """Tiny LLaDA2 with a tool parser, all endpoints, and short constrained answers by default.
+
+    Its log has what a user's has; the engines of other tests set a higher level for this process.
+    """
+    return pool.get(TINY_LLADA2, *OPEN, env={"VLLM_LOGGING_LEVEL": "INFO"})
 
 
 @pytest.fixture
