@@ -34,6 +34,9 @@ VLLMS_OWN: Mapping[tuple[str, str], str] = {
     ("vllm/entrypoints/serve/exception_handling/handlers/vllm_error.py", "engine_error_handler"): (
         "line 54: a `request_id` that holds half of a surrogate pair"
     ),
+    ("vllm/v1/serial_utils.py", "encode"): (
+        "line 170: a `request_id` or `session_id` that holds half of a surrogate pair"
+    ),
     ("vllm/sampling_params.py", "_validate_trace_replay"): (
         "line 1106: `trace_decode_token_ids`, which vLLM checks behind its own checks"
     ),
