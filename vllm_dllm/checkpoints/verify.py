@@ -166,7 +166,8 @@ def verified(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are the `expected` tensors.
 
-    Names that a wrapper has changed are passed on as the model has them, see `saved_names`.
+    Names that a wrapper has changed are passed on as the model has them, see `saved_names`. All
+    checks are in one loop, because each tensor is read once.
 
     Args:
         weights: the tensors of a checkpoint by their names in its files.
