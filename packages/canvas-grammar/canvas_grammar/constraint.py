@@ -13,17 +13,11 @@ KINDS = ("choice", "grammar", "json_object", "json_schema", "regex", "structural
 
 @dataclass(frozen=True)
 class Thought:
-    """Free text that an output begins with, and that its constraint does not cover.
+    """Free text that an output begins with, and that its constraint does not cover."""
 
-    Attributes:
-        end: the text that ends it.
-        without: further texts that it does not contain.
-        may_be_all: whether an output may also be a thought that is not ended.
-    """
-
-    end: str
-    without: tuple[str, ...] = ()
-    may_be_all: bool = False
+    end: str  # the text that ends it
+    without: tuple[str, ...] = ()  # further texts that it does not contain
+    may_be_all: bool = False  # whether an output may also be a thought that is not ended
 
 
 @dataclass(frozen=True)

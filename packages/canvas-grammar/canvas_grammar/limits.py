@@ -25,8 +25,7 @@ class ConstraintError(ValueError):
 class CompileLimits:
     """Caps on a constraint. One that exceeds a cap is refused with a message that names the cap.
 
-    They do not bound what `outlines_core` takes. A service that accepts constraints from others
-    must compile them in a process with a limit of memory.
+    They do not bound what `outlines_core` takes: see `pool`.
 
     Attributes:
         characters: length of the constraint as it was sent.
@@ -34,8 +33,7 @@ class CompileLimits:
         calls: how deeply calls of rules may nest, unless a request says otherwise. Texts that nest
             deeper are not offered.
         expression_characters: length of the regular expression that is passed to `outlines_core`.
-        positions: byte positions of that expression with all repetitions counted, which is
-            roughly its size as a nondeterministic automaton.
+        positions: byte positions of that expression with all repetitions counted.
         byte_states: states of the automata over bytes, without common endings.
         cells: entries of the table from states and kinds of tokens to what they do.
         window_states: the approximate number of states that a canvas is decoded with.
@@ -65,12 +63,9 @@ def counted(limits: CompileLimits) -> Iterator[list[int]]:
 
 
 def spend(steps: int) -> None:
-    """Count steps of the compilation in this context; one takes about a microsecond.
+    """Count steps of the compilation in this context, and refuse too many.
 
-    Unlike time, their number does not depend on the machine, so neither does a refusal.
-
-    Raises:
-        ConstraintError: there are too many.
+    One takes about a microsecond. Unlike time, their number does not depend on the machine.
     """
     if (left := _steps.get(None)) is not None:
         left[0] -= steps

@@ -65,11 +65,9 @@ class PoolLimits:
         share_seconds: wall time that a constraint gets before others may interrupt it; twice as
             much each further time.
         cpu_seconds: CPU time after which a process is taken to be stuck. It is the last resort:
-            what a constraint may cost is counted in steps and in memory, so that a verdict does not
-            depend on the machine.
+            steps and memory are counted, so that a verdict does not depend on the machine.
         memory_bytes: memory that the compiling process may use in addition to its idle size.
-        wait_seconds: wall time that a constraint may wait for others to be compiled, if it was
-            submitted without `patient`.
+        wait_seconds: wall time for which an impatient caller waits while others are compiled.
     """
 
     share_seconds: float = 1.0
@@ -83,22 +81,13 @@ Outcome = CompiledConstraint | ConstraintError | BusyError
 
 @dataclass(eq=False)
 class _Job:
-    """A constraint that waits or is being compiled.
+    """A constraint that waits or is being compiled."""
 
-    Attributes:
-        key: what its verdict is cached under.
-        constraint: what to compile.
-        until: the time, on the clock of `time.monotonic`, at which its caller stops waiting.
-        share: the seconds after which it may be interrupted.
-        clients: who has sent it.
-        future: receives the automaton, or the error.
-    """
-
-    key: bytes
+    key: bytes  # what its verdict is cached under
     constraint: Constraint
-    until: float
-    share: float
-    clients: set[str] = field(default_factory=set)
+    until: float  # the time, by `time.monotonic`, at which its callers stop waiting
+    share: float  # the seconds after which it may be interrupted
+    clients: set[str] = field(default_factory=set)  # who has sent it
     future: Future[CompiledConstraint] = field(default_factory=Future)
 
 
@@ -165,7 +154,10 @@ class CompilerPool:
                 job = self._jobs[key] = _Job(key, constraint, until, self.limits.share_seconds)
                 self._waiting.append(job)
                 self._lock.notify()
-                self._start_threads()
+                if not self._started:
+                    self._started = True
+                    for process in self._processes:
+                        threading.Thread(target=self._serve, args=(process,), daemon=True).start()
             job.until = max(job.until, until)
             job.clients.add(client)
             self._used.setdefault(client, min(self._used.values(), default=0.0))
@@ -178,12 +170,6 @@ class CompilerPool:
             self._lock.notify_all()
         for process in self._processes:
             process.close()
-
-    def _start_threads(self) -> None:
-        if not self._started:
-            self._started = True
-            for process in self._processes:
-                threading.Thread(target=self._serve, args=(process,), daemon=True).start()
 
     def _serve(self, process: _Process) -> None:
         """Compile one constraint at a time until the pool is closed."""
@@ -268,10 +254,7 @@ class _Process:
     """
 
     def __init__(
-        self,
-        read_vocabulary: Callable[[], Vocabulary],
-        limits: PoolLimits,
-        logger: logging.Logger,
+        self, read_vocabulary: Callable[[], Vocabulary], limits: PoolLimits, logger: logging.Logger
     ) -> None:
         self._read_vocabulary, self._limits, self._logger = read_vocabulary, limits, logger
         self._lock = threading.RLock()
@@ -284,9 +267,7 @@ class _Process:
     ) -> CompiledConstraint | None:
         """Return the automaton of a constraint, or None if it was interrupted.
 
-        Args:
-            constraint: what to compile.
-            must_yield: called with the seconds that it has taken; whether to interrupt it.
+        `must_yield` is asked, with the seconds that it has taken, whether to interrupt it.
 
         Raises:
             ConstraintError: the constraint cannot be served.

@@ -20,7 +20,7 @@ from typing import NoReturn
 from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.constraint import Constraint
-from canvas_grammar.grammar.ebnf import load_notation
+from canvas_grammar.grammar.grammars import gbnf_parser
 from canvas_grammar.grammar.regex import load_unicode_tables
 from canvas_grammar.limits import CompileLimits, ConstraintError
 from canvas_grammar.pool import COMPILED, INTERRUPT, INTERRUPTED, READY, REFUSED, PoolLimits
@@ -42,7 +42,7 @@ def main() -> None:
     vocabulary, limits = connection.recv()
     # Forks share these tables and this parser, which take half a second of CPU time.
     load_unicode_tables()
-    load_notation()
+    gbnf_parser()
     # Output that libraries print about a client's constraint does not belong in the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, ConnectionError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canvas_grammar.automaton.graph import DEAD, equal_rows
+from canvas_grammar.automaton.graph import DEAD, edges_of, equal_rows
 from canvas_grammar.automaton.rule_automata import RuleAutomata
 from canvas_grammar.limits import ConstraintError, spend
 
@@ -48,9 +48,8 @@ class Outcomes:
             (only,) = some
             if not only[0] and only[1] != LEFT:
                 return 1 + only[1]
-        number = self._numbers.get(some)
-        if number is None:
-            number = self._numbers[some] = len(self.alternatives)
+        number = self._numbers.setdefault(some, len(self.alternatives))
+        if number == len(self.alternatives):
             self.alternatives.append(tuple(sorted(some)))
         return number
 
@@ -60,27 +59,16 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class ByteMoves:
-    """The outcomes of single bytes, in every state.
+    """The outcomes of single bytes, in every state."""
 
-    Attributes:
-        outcome: int32 ``[states, columns]``, the number of an outcome in which something is read.
-        column_of_byte: int64 ``[256]``, the column of each byte; bytes that act alike share one.
-        may_leave: bool ``[states]``, whether the rule of a state may end there.
-        must_leave: bool ``[states]``, whether nothing can be read before the rule ends.
-    """
-
-    outcome: np.ndarray
-    column_of_byte: np.ndarray
-    may_leave: np.ndarray
-    must_leave: np.ndarray
+    outcome: np.ndarray  # int32 ``[states, columns]``, of outcomes in which something is read
+    column_of_byte: np.ndarray  # int64 ``[256]``; bytes that act alike share a column
+    may_leave: np.ndarray  # bool ``[states]``, whether the rule of a state may end there
+    must_leave: np.ndarray  # bool ``[states]``, whether nothing can be read before the rule ends
 
 
 def byte_moves(automata: RuleAutomata, outcomes: Outcomes) -> ByteMoves:
-    """The outcomes of single bytes.
-
-    Raises:
-        ConstraintError: a rule begins with a call of itself.
-    """
+    """The outcomes of single bytes; a rule that begins with a call of itself is refused."""
     calls: dict[int, list[tuple[int, int]]] = {}
     for caller, start, back in automata.calls.tolist():
         calls.setdefault(caller, []).append((start, back))
@@ -152,25 +140,17 @@ class _FirstSets:
 # ends.
 #
 # A rule may end after every character of a name, and leave the rest of the token to its caller.
-# Nearly always no caller can read that rest. The calls alone show this, so that tokens are kept
-# apart only if some text distinguishes them.
+# Nearly always no caller can read that rest. The calls alone show this.
 
 
 @dataclass(frozen=True)
 class Followers:
-    """The states that read on after each state in which a rule may end, in groups.
+    """The states that read on after each state in which a rule may end, in groups; int64."""
 
-    Attributes:
-        leaving: int64 ``[n]``, the states in which a rule may end and a caller reads on, ascending.
-        group: int64 ``[n]``, the group of each of them.
-        first: int64 ``[groups]``, where each group begins in `states`; no group is empty.
-        states: int64, the states of all groups, one group after the other.
-    """
-
-    leaving: np.ndarray
-    group: np.ndarray
-    first: np.ndarray
-    states: np.ndarray
+    leaving: np.ndarray  # ``[n]``, the states in which a rule may end and a caller reads on
+    group: np.ndarray  # ``[n]``, the group of each of them
+    first: np.ndarray  # ``[groups]``, where each group begins in `states`; no group is empty
+    states: np.ndarray  # the states of all groups, one group after the other
 
     @classmethod
     def from_automata(cls, automata: RuleAutomata, may_leave: np.ndarray) -> Followers:
@@ -206,24 +186,18 @@ class Followers:
     def read(self, reads: np.ndarray) -> np.ndarray:
         """Whether any state after a leaving state reads a text, bool ``[texts, n]``.
 
-        Args:
-            reads: bool ``[texts, states]``, where each text can be read without leaving first.
+        `reads`, bool ``[texts, states]``, is where each text can be read without leaving first.
         """
         if not len(self.leaving):
             return np.zeros((len(reads), 0), dtype=bool)
-        return np.asarray(np.logical_or.reduceat(reads[:, self.states], self.first, axis=1))[
-            :, self.group
-        ]
+        by_group = np.logical_or.reduceat(reads[:, self.states], self.first, axis=1)
+        return np.asarray(by_group)[:, self.group]
 
 
 def _inside(automata: RuleAutomata, starts: list[int]) -> dict[int, set[int]]:
     """The states of each rule, by its start. Rules may share states."""
-    ordered = np.sort(automata.next, axis=1)
-    new = ordered != DEAD
-    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    source, column = np.nonzero(new)
     after: list[list[int]] = [[] for _ in range(automata.states)]
-    for state, target in zip(source.tolist(), ordered[source, column].tolist(), strict=True):
+    for state, target in zip(*(part.tolist() for part in edges_of(automata.next)), strict=True):
         after[state].append(target)
     for caller, _, back in automata.calls.tolist():
         after[caller].append(back)
@@ -242,9 +216,8 @@ def _inside(automata: RuleAutomata, starts: list[int]) -> dict[int, set[int]]:
 def _closed(backs: dict[int, set[int]], ends: dict[int, set[int]]) -> dict[int, set[int]]:
     """For each rule, by its start, the states that may read on when it ends.
 
-    Args:
-        backs: the states that calls of a rule return to.
-        ends: the rules that may end in a state, which are then left as well.
+    `backs` are the states that calls of a rule return to, and `ends` the rules that may end in a
+    state, which are then left as well.
     """
     outer = {
         start: set().union(*(ends.get(back, set()) for back in some))

@@ -6,9 +6,8 @@ edges from accepting to non-accepting states (of ``a(bc)?``, nothing remains aft
 of ``a|ab`` it follows only the first option. Both happen only after a match. So every expression
 must end with a text that none of its texts contains; see `rule_automata`.
 
-A third property only costs time: `outlines_core` lists the texts that an expression may begin with,
-which takes ten times as long for every further digit of ``[1-9][0-9]{20}``. It stops at a set of
-many characters, so one is prepended, and the automaton starts after it.
+It also lists the texts that an expression may begin with, which takes ten times as long for every
+further digit of ``[1-9][0-9]{20}``. It stops at a set of many characters, so one is prepended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from itertools import chain
 import numpy as np
 from outlines_core import Index, Vocabulary
 
-from canvas_grammar.automaton.graph import DEAD, equal_rows
+from canvas_grammar.automaton.graph import DEAD, edges_of, equal_rows
 from canvas_grammar.grammar.language import Chain, Node, Repeat
 from canvas_grammar.limits import ConstraintError, spend
 
@@ -38,13 +37,8 @@ def _bytes() -> Vocabulary:
 def expression_table(expression: str, most_states: int) -> np.ndarray:
     """Return the automaton of an expression, int32 ``[states, 256]``, with the start in row 0.
 
-    Args:
-        expression: in the syntax of Rust's ``regex`` crate; none of its texts may be the beginning
-            of another one.
-        most_states: the largest number of states.
-
-    Raises:
-        ConstraintError: it has more states, or is not a valid expression for `outlines_core`.
+    It is in the syntax of Rust's ``regex`` crate; none of its texts may begin another one. More
+    than `most_states` are refused.
     """
     try:
         index = Index(f"[a-z]{expression}", _bytes())
@@ -72,11 +66,7 @@ def expression_table(expression: str, most_states: int) -> np.ndarray:
 
 
 def check_states(count: int, most: int) -> None:
-    """Refuse more states than a cap.
-
-    Raises:
-        ConstraintError: says how many there are.
-    """
+    """Refuse more states than a cap."""
     if count > most:
         raise ConstraintError(
             f"the constraint is too large: {count} states over bytes, at most {most} are served"
@@ -98,11 +88,8 @@ def renumbered(rows: np.ndarray, number: np.ndarray) -> np.ndarray:
 def merged_states(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge states with equal rows repeatedly, because merging makes further rows equal.
 
-    This merges the common endings of alternatives. It is not a full minimization, which could also
-    merge states in cycles.
-
-    Returns:
-        The smaller table, and the state of each old one, int64 ``[old states]``.
+    This merges the common endings of alternatives, but not states in cycles. Returned are the
+    smaller table, and the state of each old one, int64 ``[old states]``.
     """
     spend(16 * len(table))
     # Many bytes lead to the same state from every state; one of each kind is enough here.
@@ -121,16 +108,9 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Merge all states that read the same texts and cannot reach a cycle, ends first.
 
     If lists or strings have different maximum lengths, short ones are endings of long ones.
-
-    Returns:
-        The same as `merged_states`.
     """
-    ordered = np.sort(table, axis=1)
-    new = ordered != DEAD
-    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
-    source, column = np.nonzero(new)
-    target = ordered[source, column]
-    ahead = new.sum(1)  # targets that are not merged yet
+    source, target = edges_of(table)
+    ahead = np.bincount(source, minlength=len(table))  # targets that are not merged yet
     by_target = np.argsort(target, kind="stable")
     into = source[by_target]
     first = np.asarray(np.searchsorted(target[by_target], np.arange(len(table) + 1)))
@@ -146,8 +126,7 @@ def _merged_endings(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         np.subtract.at(ahead, before, 1)
         ready = np.unique(before[ahead[before] == 0])
     kept = number == np.arange(len(table))
-    place = np.cumsum(kept) - 1
-    number = place[number]
+    number = (np.cumsum(kept) - 1)[number]
     return renumbered(table[kept], number), number
 
 
@@ -172,20 +151,11 @@ def chain_table(
 ) -> np.ndarray | None:
     """The table of a chain with many pieces, or None where `outlines_core` should build it.
 
-    Args:
-        node: the language.
-        plain: from a part to its table, as `expression_table` of the part and the symbol of the
-            end.
-        most_states: the largest number of states.
-
-    Returns:
-        int32 ``[states, 256]``, as from `plain`.
-
-    Raises:
-        ConstraintError: it has more states.
+    `plain` makes a table of a part, as `expression_table` of the part and the symbol of the end.
+    More than `most_states` are refused.
     """
     pieces = list(_pieces(node))
-    if sum(most for _, _, most in pieces) - len(pieces) + _optional(pieces) < FEWEST_COPIES:
+    if sum(most - 1 + (least < most) for _, least, most in pieces) < FEWEST_COPIES:
         return None
     chain = _Chain(most_states)
     try:
@@ -195,10 +165,6 @@ def chain_table(
     except _AmbiguousError:
         return None
     return chain.table(start)
-
-
-def _optional(pieces: list[Piece]) -> int:
-    return sum(least < most for _, least, most in pieces)
 
 
 def _pieces(node: Node) -> Iterable[Piece]:
@@ -246,11 +212,7 @@ class _Chain:
         return first
 
     def repeated(self, table: np.ndarray, after: int, least: int, most: int) -> int:
-        """The start of `least` to `most` repetitions, followed by what starts in `after`.
-
-        Raises:
-            _AmbiguousError: the end of a repetition cannot be distinguished from what follows.
-        """
+        """The start of `least` to `most` repetitions, followed by what starts in `after`."""
         part = _Part(table)
         start = after
         for _ in range(most - least):
@@ -319,11 +281,7 @@ class _Part:
     """
 
     def __init__(self, table: np.ndarray) -> None:
-        """Make a part from a table with the symbol of the end.
-
-        Raises:
-            _AmbiguousError: the part ends where it may also call a rule, or has no text.
-        """
+        # It is ambiguous if the part ends where it may also call a rule, or has no text.
         symbol = table[:, SYMBOL]
         ends = (symbol != DEAD) & (table[symbol, END] != DEAD)
         reads = table != DEAD

@@ -15,7 +15,7 @@ from canvas_grammar.grammar.free_text import after_thought
 from canvas_grammar.grammar.grammars import grammar
 from canvas_grammar.grammar.json.reader import JsonReader, read_schema
 from canvas_grammar.grammar.json.values import JsonLayout
-from canvas_grammar.grammar.language import ANY, Chars, Node, intersection
+from canvas_grammar.grammar.language import Chars, Node, Ranges, intersection
 from canvas_grammar.grammar.marks import Marks
 from canvas_grammar.grammar.regex import choice, regex
 from canvas_grammar.grammar.structural_tag import read_structural_tag
@@ -23,25 +23,16 @@ from canvas_grammar.limits import CompileLimits, ConstraintError, counted
 
 # The length in tokens of the longest canvas for which the first states are found in advance.
 LONGEST_CANVAS = 256
-JSON_SPACE = frozenset(map(ord, " \t\n\r"))
-
-
-def constraint_language(constraint: Constraint, limits: CompileLimits) -> Node:
-    """The language of a constraint: the texts that it allows.
-
-    Raises:
-        ConstraintError: the constraint cannot be served; the message says why.
-    """
-    return read_constraint(constraint, limits, Marks())[0]
+JSON_SPACE: Ranges = ((0x9, 0xA), (0xD, 0xD), (0x20, 0x20))
 
 
 def read_constraint(
     constraint: Constraint, limits: CompileLimits, marks: Marks
 ) -> tuple[Node, tuple[str, ...]]:
-    """Do what `constraint_language` does, and return ignored keywords, each with its first place.
+    """The texts that a constraint allows, and ignored keywords, each with its first place.
 
     Raises:
-        ConstraintError: as `constraint_language`.
+        ConstraintError: the constraint cannot be served; the message says why.
     """
     if constraint.kind == "regex":
         return regex(constraint.text), ()
@@ -64,7 +55,7 @@ def read_constraint(
         gap = regex(constraint.whitespace)
         _check_blank(gap)
         layout = JsonLayout(gap)
-    found = read_schema(value, limits, layout)
+    found = read_schema(value, layout)
     return found.node, found.ignored
 
 
@@ -79,26 +70,20 @@ def compile_constraint(
         ConstraintError: it cannot be served; the message says why.
     """
     with counted(limits):
-        return _compiled(constraint, vocabulary, limits)
-
-
-def _compiled(
-    constraint: Constraint, vocabulary: Vocabulary, limits: CompileLimits
-) -> CompiledConstraint:
-    depth = limits.calls if constraint.depth is None else constraint.depth
-    marks = Marks(vocabulary.added, vocabulary.special, constraint.hides_special)
-    language, ignored = read_constraint(constraint, limits, marks)
-    if constraint.thought is not None:
-        language = after_thought(constraint.thought, language, marks)
-    vocabulary = vocabulary.with_marks(marks.numbers)
-    try:
-        automata = rule_automata(language, limits)
-    except EmptyLanguageError as error:
-        raise _explained(error, constraint, limits) from error
-    configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
-    first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
-    minimum = int(first.automaton.distance[0])
-    return CompiledConstraint.pack(Facts(minimum, depth, ignored), configurations)
+        depth = limits.calls if constraint.depth is None else constraint.depth
+        marks = Marks(vocabulary.added, vocabulary.special, constraint.hides_special)
+        language, ignored = read_constraint(constraint, limits, marks)
+        if constraint.thought is not None:
+            language = after_thought(constraint.thought, language, marks)
+        vocabulary = vocabulary.with_marks(marks.numbers)
+        try:
+            automata = rule_automata(language, limits)
+        except EmptyLanguageError as error:
+            raise _explained(error, constraint, limits) from error
+        configurations = Configurations(pushdown_tables(automata, vocabulary, limits), depth)
+        first = window(configurations, START, LONGEST_CANVAS, limits.window_states)
+        minimum = int(first.automaton.distance[0])
+        return CompiledConstraint.pack(Facts(minimum, depth, ignored), configurations)
 
 
 def _explained(
@@ -117,11 +102,7 @@ def _explained(
 
 def _check_blank(gap: Node) -> None:
     """Refuse characters that are not white space in JSON."""
-    if isinstance(gap, Chars):
-        blank = tuple((code, code) for code in sorted(JSON_SPACE))
-        characters = sum(last - first + 1 for first, last in gap.ranges)
-        blank_characters = sum(last - first + 1 for first, last in intersection(gap.ranges, blank))
-        if characters != blank_characters or intersection(gap.ranges, ANY) != gap.ranges:
-            raise ConstraintError("whitespace may hold only JSON's: space, tab and line ends")
+    if isinstance(gap, Chars) and intersection(gap.ranges, JSON_SPACE) != gap.ranges:
+        raise ConstraintError("whitespace may hold only JSON's: space, tab and line ends")
     for part in gap.inside():
         _check_blank(part)

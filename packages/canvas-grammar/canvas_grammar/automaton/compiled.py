@@ -24,18 +24,11 @@ COMPRESSION = 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a front end needs to know about a constraint.
+    """What a front end needs to know about a constraint."""
 
-    Attributes:
-        minimum: number of tokens that suffice for an output, including the one that ends it.
-        depth: how deeply calls of rules may nest.
-        ignored: keywords of a schema that have no effect because they are unknown, with their
-            places.
-    """
-
-    minimum: int
-    depth: int
-    ignored: tuple[str, ...] = ()
+    minimum: int  # number of tokens that suffice for an output, including the one that ends it
+    depth: int  # how deeply calls of rules may nest
+    ignored: tuple[str, ...] = ()  # unknown keywords of a schema, with their places
 
     def remark(self) -> str:
         """A line for the log that names the keywords without effect."""
@@ -91,12 +84,7 @@ class CompiledConstraint:
         return self.facts.minimum
 
     def require(self, budget: int) -> None:
-        """Refuse a token budget that is too small for any output.
-
-        Raises:
-            ConstraintError: it is too small; the message says how many tokens the shortest output
-                takes.
-        """
+        """Refuse a token budget that is too small for any output."""
         if budget < self.minimum:
             raise ConstraintError(
                 f"the constraint needs at least {self.minimum} tokens with this model's tokenizer "

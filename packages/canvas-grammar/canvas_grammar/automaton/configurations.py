@@ -4,7 +4,7 @@ A configuration is a rule state and a stack of states to return to. A state is a
 configurations, because a text may be read in several ways; so every text leads to one state, and
 its probability is counted once. If a text can be read in very many ways, those that can end soonest
 are followed, and texts that only the others allow are not offered. States and stacks are numbered
-as they are first met. Where a state leads depends only on the constraint, so it is computed once.
+as they are first met.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from canvas_grammar.automaton.graph import NEVER
 from canvas_grammar.automaton.pushdown import NO_CLASS, PushdownTables
 from canvas_grammar.limits import ConstraintError, spend
 
-# ---- Stacks of states to return to. Each stack has a unique number.
-
 EMPTY_STACK = 0
 
 
 class Stacks:
-    """The stacks that have been met, by number. Equal stacks have the same number.
+    """The stacks of states to return to that have been met, by number; equal ones have the same.
 
     Attributes:
         below: the stack without its top.
@@ -45,10 +43,8 @@ class Stacks:
 
     def push(self, stack: int, back: int) -> int:
         """The stack with another state on top."""
-        key = (stack, back)
-        number = self._number.get(key)
-        if number is None:
-            number = self._number[key] = len(self.below)
+        number = self._number.setdefault((stack, back), len(self.below))
+        if number == len(self.below):
             self.below.append(stack)
             self.back.append(back)
             self.height.append(self.height[stack] + 1)
@@ -68,15 +64,10 @@ Configuration = tuple[int, int]  # a stack, a rule state
 
 
 class Moves(NamedTuple):
-    """Where tokens lead from a state.
+    """Where tokens lead from a state: int32 ``[moves]``."""
 
-    Attributes:
-        targets: int32 ``[moves]``, states, each once.
-        labels: int32 ``[moves]``, numbers of sets of classes.
-    """
-
-    targets: np.ndarray
-    labels: np.ndarray
+    targets: np.ndarray  # states, each once
+    labels: np.ndarray  # numbers of sets of classes
 
 
 class Configurations:
@@ -89,11 +80,7 @@ class Configurations:
     """
 
     def __init__(self, tables: PushdownTables, depth: int) -> None:
-        """Begin with only the start state met.
-
-        Raises:
-            ConstraintError: every text of the constraint nests deeper than `depth`.
-        """
+        """Begin with only the start state met; texts that all nest deeper are refused."""
         self.tables, self.depth = tables, depth
         self.stacks = Stacks(tables)
         self._alternatives = tables.alternatives
@@ -191,10 +178,7 @@ class Configurations:
         configurations = self.members[state]
         spend(50 + len(configurations) * (50 + self.tables.classes // 16))
         results = [self._results(stack, rule_state) for stack, rule_state in configurations]
-        if len(results) == 1:
-            (target_of_class,) = results
-        else:
-            target_of_class = self._joined(results)
+        target_of_class = results[0] if len(results) == 1 else self._joined(results)
         targets, first, kind = np.unique(target_of_class, return_index=True, return_inverse=True)
         # By the lowest class, because numbers of states depend on what has been met before.
         order = np.argsort(first)
@@ -205,14 +189,9 @@ class Configurations:
         labels = self._partitions.get(key)
         if labels is None:
             order = np.argsort(kind_of_class, kind="stable").astype(np.int32)
-            last = np.cumsum(np.bincount(kind_of_class, minlength=len(targets))).tolist()
-            labels = self._partitions[key] = np.array(
-                [
-                    self._label(order[begin:end])
-                    for begin, end in zip([0, *last], last, strict=False)
-                ],
-                dtype=np.int32,
-            )
+            last = np.cumsum(np.bincount(kind_of_class, minlength=len(targets)))
+            numbers = [self._label(classes) for classes in np.split(order, last[:-1])]
+            labels = self._partitions[key] = np.array(numbers, dtype=np.int32)
         alive = targets != NO_STATE
         targets, labels = targets[alive].astype(np.int32), labels[alive]
         if self._may_end_in(state):
@@ -222,16 +201,12 @@ class Configurations:
 
     def _results(self, stack: int, rule_state: int) -> np.ndarray:
         """The state after a token of each class but the last, int64 ``[classes - 1]``."""
-        outcomes, kind_of_class = self._grouped(rule_state)
-        return self._resolved(stack, outcomes)[kind_of_class]
-
-    def _grouped(self, rule_state: int) -> tuple[np.ndarray, np.ndarray]:
-        """The distinct outcomes in a rule state, and which of them each class has."""
         groups = self._groups.get(rule_state)
         if groups is None:
             found = np.unique(self.tables.outcomes(rule_state), return_inverse=True)
             groups = self._groups[rule_state] = found[0], found[1].reshape(-1)
-        return groups
+        outcomes, kind_of_class = groups
+        return self._resolved(stack, outcomes)[kind_of_class]
 
     def _resolved(self, stack: int, outcomes: np.ndarray) -> np.ndarray:
         """The states that outcomes lead to from a stack, int64 ``[outcomes]``."""
@@ -258,10 +233,7 @@ class Configurations:
         return known
 
     def _joined(self, results: list[np.ndarray]) -> np.ndarray:
-        """The states that hold the configurations of several states each; int64 ``[classes - 1]``.
-
-        `results` are states of each class, int64 ``[classes - 1]``.
-        """
+        """The states of each class that hold what several states hold; int64 ``[classes - 1]``."""
         key = results[0]
         for more in results[1:]:
             # From `NO_STATE` on, so that no two pairs have the same number.
@@ -301,9 +273,8 @@ class Configurations:
         if len(found) > MOST_READINGS:
             found = set(sorted(found, key=self._order)[:MOST_READINGS])
         configurations = tuple(sorted(found))
-        number = self._state_number.get(configurations)
-        if number is None:
-            number = self._state_number[configurations] = len(self.members)
+        number = self._state_number.setdefault(configurations, len(self.members))
+        if number == len(self.members):
             self.members.append(configurations)
             self.distance.append(
                 1 + min(self._tokens[s] + self.stacks.rest[stack] for stack, s in configurations)
@@ -321,9 +292,7 @@ class Configurations:
         )
 
     def _label(self, classes: np.ndarray) -> int:
-        key = classes.tobytes()
-        number = self._label_number.get(key)
-        if number is None:
-            number = self._label_number[key] = len(self.labels)
+        number = self._label_number.setdefault(classes.tobytes(), len(self.labels))
+        if number == len(self.labels):
             self.labels.append(classes)
         return number

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# ---- Shortest distances in the graph of an automaton.
-
 # Stands for no state in a table of transitions.
 DEAD = -1
 # The distance of a state that leads to no goal.
@@ -40,24 +38,12 @@ def fewest_steps(source: np.ndarray, target: np.ndarray, goal: np.ndarray) -> np
     return distance
 
 
-def reachable(source: np.ndarray, target: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Which states can be reached from the `start` states, which count too; bool ``[states]``."""
-    return fewest_steps(target, source, start) != NEVER
-
-
-# ---- Which rows of a table are equal, found by hashing and verified by comparison.
-
-
 def equal_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Groups of equal rows, in the order of their first rows.
 
-    Args:
-        rows: integers ``[rows, width]``.
-
-    Returns:
-        The first row of each group, int64 ``[groups]``, and the group of each row, int64
-        ``[rows]``.
+    The first row of each group, int64 ``[groups]``, and the group of each row, int64 ``[rows]``.
     """
+    # Rows are hashed, and compared with the first of their group.
     weights = np.random.default_rng(0).integers(1, 1 << 62, size=rows.shape[1], dtype=np.int64)
     keys = rows.astype(np.int64) @ weights
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
@@ -71,22 +57,14 @@ def equal_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], number[group]
 
 
-# ---- Which states of automata that call each other are useful.
-
-
 def alive_states(moves: np.ndarray, accepting: np.ndarray, calls: np.ndarray) -> np.ndarray:
     """The states from which a rule can end, bool ``[states]``: a call must be able to end, too."""
-    source, target = _pairs(moves)
+    source, target = edges_of(moves)
     ends: np.ndarray = np.zeros(len(calls), dtype=bool)
     while True:
-        alive = (
-            fewest_steps(
-                np.concatenate([source, calls[ends, 0]]),
-                np.concatenate([target, calls[ends, 2]]),
-                accepting,
-            )
-            != NEVER
-        )
+        sources = np.concatenate([source, calls[ends, 0]])
+        targets = np.concatenate([target, calls[ends, 2]])
+        alive = fewest_steps(sources, targets, accepting) != NEVER
         more = alive[calls[:, 1]] if len(calls) else ends
         if (more == ends).all():
             return alive
@@ -95,15 +73,16 @@ def alive_states(moves: np.ndarray, accepting: np.ndarray, calls: np.ndarray) ->
 
 def used_states(moves: np.ndarray, calls: np.ndarray, alive: np.ndarray, start: int) -> np.ndarray:
     """The states that a text of the language can visit, bool ``[states]``; `start` is alive."""
-    source, target = _pairs(moves)
+    source, target = edges_of(moves)
     source = np.concatenate([source, calls[:, 0], calls[:, 0]])
     target = np.concatenate([target, calls[:, 1], calls[:, 2]])
     inside = alive[source] & alive[target]
-    return reachable(source[inside], target[inside], np.arange(len(moves)) == start)
+    steps = fewest_steps(target[inside], source[inside], np.arange(len(moves)) == start)
+    return np.asarray(steps != NEVER)
 
 
-def _pairs(moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of states with a byte between them: sources and targets."""
+def edges_of(moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of states with a byte between them: sources, ascending, and targets."""
     ordered = np.sort(moves, axis=1)
     new = ordered != DEAD
     new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]

@@ -18,8 +18,6 @@ from canvas_grammar.automaton.token_functions import NOTHING_READ, TokenFunction
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
-# ---- The fewest tokens to the end of a rule, and how many calls deep they lead.
-
 
 def shortest_endings(
     state: np.ndarray, outcome: np.ndarray, outcomes: Outcomes, may_leave: np.ndarray
@@ -75,11 +73,9 @@ def shortest_endings(
 
 
 def _members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the members of some groups, and how many each group has.
+    """The places of the members of some groups, int64 ``[n]``, and how many each group has.
 
-    Args:
-        first: int64 ``[all groups + 1]``, where the members of each group begin.
-        groups: int64 ``[n]``.
+    `first`, int64 ``[all groups + 1]``, is where the members of each group begin.
     """
     sizes = first[groups + 1] - first[groups]
     begin: np.ndarray = np.repeat(first[groups] - (sizes.cumsum() - sizes), sizes)
@@ -90,24 +86,16 @@ def _members(first: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndar
 class _Ways:
     """Ways to continue: states that must all end, and the states from which a token leads there.
 
-    All arrays but `count` are int64.
-
-    Attributes:
-        count: number of ways. Way ``n`` is that of rule state ``n`` alone; others follow.
-        first: ``[states + 1]``, where each state begins in the next three.
-        state, way, level: ``[n]``, a state, a way that it is part of, and how many calls are open
-            while it is read.
-        edge_first: ``[ways + 1]``, where each way begins in the next one.
-        edge_state: ``[edges]``, a state from which a token leads to the way.
+    Way ``n`` is that of rule state ``n`` alone; others follow. Arrays are int64.
     """
 
-    count: int
-    first: np.ndarray
-    state: np.ndarray
-    way: np.ndarray
-    level: np.ndarray
-    edge_first: np.ndarray
-    edge_state: np.ndarray
+    count: int  # of ways
+    first: np.ndarray  # ``[states + 1]``, where each state begins in the next three
+    state: np.ndarray  # ``[n]``
+    way: np.ndarray  # ``[n]``, a way that the state is part of
+    level: np.ndarray  # ``[n]``, how many calls are open while it is read
+    edge_first: np.ndarray  # ``[ways + 1]``, where each way begins in the next one
+    edge_state: np.ndarray  # ``[edges]``, a state from which a token leads to the way
 
     @classmethod
     def from_edges(
@@ -155,44 +143,27 @@ class PushdownTables:
 
     Outcomes are numbered as in `Outcomes`; those beyond the rule states are spelled out here, as
     alternatives one after the other, each with its pushed states (or its suffix) one after the
-    other. Nothing is stored for a token that leads nowhere.
-
-    Attributes:
-        class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed. The last class
-            holds the tokens that end a text.
-        token_first: ``[states + 1]``, where the tokens that each state can read begin in the next.
-        token_class, token_outcome: a class of tokens, and its outcome, ascending by class.
-        suffix_first: ``[states + 1]``, where the suffixes that each state can read begin.
-        suffix, suffix_outcome: a suffix of a token, and its outcome, ascending by suffix.
-        first_alternative: ``[outcomes - states]``, where the alternatives of each outcome begin.
-        alternative_state: ``[alternatives]``.
-        first_pushed: ``[alternatives + 1]``, where the pushed states of each alternative begin.
-        pushed: states, or for an alternative that leaves the number of the suffix.
-        may_leave: ``[states]``, 1 where a rule may end.
-        must_leave: ``[states]``, 1 where it must.
-        tokens: ``[states]``, the fewest tokens to the end of the rule, see `shortest_endings`.
-        calls: ``[states]``, the calls inside each other that this ending makes.
-        start: ``[1]``, the state in which a text starts.
-        sizes: ``[2]``, the number of classes, and of suffixes.
+    other. Nothing is stored for a token that leads nowhere. The last class of tokens holds those
+    that end a text.
     """
 
-    class_of_token: np.ndarray
-    token_first: np.ndarray
-    token_class: np.ndarray
-    token_outcome: np.ndarray
-    suffix_first: np.ndarray
-    suffix: np.ndarray
-    suffix_outcome: np.ndarray
-    first_alternative: np.ndarray
-    alternative_state: np.ndarray
-    first_pushed: np.ndarray
-    pushed: np.ndarray
-    may_leave: np.ndarray
-    must_leave: np.ndarray
-    tokens: np.ndarray
-    calls: np.ndarray
-    start: np.ndarray
-    sizes: np.ndarray
+    class_of_token: np.ndarray  # ``[ids]``, or `NO_CLASS` for tokens that are never allowed
+    token_first: np.ndarray  # ``[states + 1]``, where the tokens that each state can read begin
+    token_class: np.ndarray  # a class of tokens, ascending
+    token_outcome: np.ndarray  # its outcome
+    suffix_first: np.ndarray  # ``[states + 1]``, where the suffixes that each state can read begin
+    suffix: np.ndarray  # a suffix of a token, ascending
+    suffix_outcome: np.ndarray  # its outcome
+    first_alternative: np.ndarray  # ``[outcomes - states]``, where those of each outcome begin
+    alternative_state: np.ndarray  # ``[alternatives]``
+    first_pushed: np.ndarray  # ``[alternatives + 1]``, where each alternative's pushed states begin
+    pushed: np.ndarray  # states, or for an alternative that leaves the number of the suffix
+    may_leave: np.ndarray  # ``[states]``, 1 where a rule may end
+    must_leave: np.ndarray  # ``[states]``, 1 where it must
+    tokens: np.ndarray  # ``[states]``, the fewest to the end of the rule, see `shortest_endings`
+    calls: np.ndarray  # ``[states]``, the calls inside each other that this ending makes
+    start: np.ndarray  # ``[1]``, the state in which a text starts
+    sizes: np.ndarray  # ``[2]``, the number of classes, and of suffixes
 
     @property
     def states(self) -> int:
@@ -239,8 +210,7 @@ def pushdown_tables(
 ) -> PushdownTables:
     """Turn automata over bytes into tables over the tokens of a vocabulary.
 
-    Raises:
-        ConstraintError: they exceed `limits`, or these tokens cannot write any of the texts.
+    Tables that exceed `limits` are refused, and tokens that cannot write any of the texts.
     """
     outcomes = Outcomes(automata.states)
     moves = byte_moves(automata, outcomes)
@@ -295,14 +265,10 @@ def pushdown_tables(
 
 @dataclass(frozen=True)
 class _Sparse:
-    """The states in which functions read something, ascending by state and column.
-
-    Attributes:
-        state, column, outcome: int64 ``[n]``, a state, the place of a function, and its outcome.
-    """
+    """The states in which functions read something, by state and column; int64 ``[n]``."""
 
     state: np.ndarray
-    column: np.ndarray
+    column: np.ndarray  # the place of a function
     outcome: np.ndarray
 
     @classmethod
@@ -337,10 +303,9 @@ def _by_first_token(of_token: np.ndarray, used: np.ndarray) -> tuple[np.ndarray,
 def _used(
     whole: _Sparse, functions: TokenFunctions, outcomes: Outcomes
 ) -> tuple[list[int], list[int], _Sparse]:
-    """The outcomes of tokens, including what follows the rules that they leave.
+    """The outcomes of tokens beyond the states, including what follows the rules that they leave.
 
-    Returns:
-        The outcomes beyond the states, the functions of the suffixes, and what suffixes lead to.
+    With them come the functions of the suffixes, and what suffixes lead to.
     """
     kept: list[int] = []
     suffixes: dict[int, None] = {}

@@ -30,10 +30,16 @@ from canvas_grammar.automaton.vocabulary import MARK_BYTE
 from canvas_grammar.grammar.json.values import names_a_place
 from canvas_grammar.grammar.language import Node, as_expression, check_size
 from canvas_grammar.grammar.marks import Mark
-from canvas_grammar.grammar.rules import REMEMBERED, Automaton, Both, Call, Without, WithoutFirst
+from canvas_grammar.grammar.rules import (
+    REMEMBERED,
+    Automaton,
+    Both,
+    Call,
+    Without,
+    WithoutFirst,
+    node_id,
+)
 from canvas_grammar.limits import CompileLimits, ConstraintError, spend
-
-# ---- The refusal of a constraint that allows no text, which names the place if it is known.
 
 MESSAGE = "the constraint allows no output at all"
 
@@ -41,22 +47,16 @@ MESSAGE = "the constraint allows no output at all"
 class EmptyLanguageError(ConstraintError):
     """A language has no text at all.
 
-    Attributes:
-        rules: the numbers of its rules without any text, those of outer rules first.
-        nodes: what these rules are, once that is known.
+    `rules` are the numbers of its rules without any text, those of outer rules first, and `nodes`
+    what these rules are, once that is known.
     """
 
     def __init__(self, rules: list[int], place: str = "", nodes: Sequence[Node] = ()) -> None:
         super().__init__(f"{place}: {MESSAGE}" if place else MESSAGE)
-        self.rules = rules
-        self.nodes = nodes
+        self.rules, self.nodes = rules, nodes
 
     def named(self, nodes: Sequence[Node]) -> EmptyLanguageError:
-        """The same error with the place of the innermost rule that has one in a schema.
-
-        Args:
-            nodes: what each number stands for.
-        """
+        """The same error with the place of the innermost rule that has one in a schema."""
         empty = [nodes[rule] for rule in self.rules]
         names = [node.rule.name for node in empty if isinstance(node, Call)]
         places = [name for name in names if names_a_place(name)]
@@ -70,20 +70,14 @@ MOST_RULES = (MARK - 1) * BASE
 
 @dataclass(frozen=True)
 class RuleAutomata:
-    """The automata of all rules of a language, side by side. Every state can reach its rule's end.
+    """The automata of all rules of a language. Every state can reach the end of its rule."""
 
-    Attributes:
-        next: int32 ``[states, 256]``, the state after a byte, or `DEAD`.
-        accepting: bool ``[states]``, whether the rule of a state may end there.
-        calls: int32 ``[calls, 3]``, ascending: the state that calls, the state in which the called
-            rule starts, and the state of the caller after the call.
-        start: the state in which the whole language starts.
-    """
-
-    next: np.ndarray
-    accepting: np.ndarray
+    next: np.ndarray  # int32 ``[states, 256]``, the state after a byte, or `DEAD`
+    accepting: np.ndarray  # bool ``[states]``, whether the rule of a state may end there
+    # int32 ``[calls, 3]``, ascending: the state that calls, the state in which the called rule
+    # starts, and the state of the caller after the call.
     calls: np.ndarray
-    start: int
+    start: int  # the state in which the whole language starts
 
     @property
     def states(self) -> int:
@@ -92,11 +86,7 @@ class RuleAutomata:
 
 
 def rule_automata(language: Node, limits: CompileLimits) -> RuleAutomata:
-    """The automata of a language and of all rules that it calls.
-
-    Raises:
-        ConstraintError: the language is empty, or too large for `limits`.
-    """
+    """The automata of a language, which must not be empty, and of all rules that it calls."""
     builder = _Builder(limits)
     table, starts = builder.table(language)
     table, number = merged_states(table)
@@ -108,11 +98,7 @@ def rule_automata(language: Node, limits: CompileLimits) -> RuleAutomata:
 
 @lru_cache(REMEMBERED)  # a language may be one side of many products
 def regular_automaton(language: Node, limits: CompileLimits) -> RuleAutomata | None:
-    """The automaton of a language without calls of rules, or None if the language is empty.
-
-    Raises:
-        ConstraintError: it is too large for `limits`.
-    """
+    """The automaton of a language without calls of rules, or None if the language is empty."""
     try:
         found = rule_automata(language, limits)
     except EmptyLanguageError:
@@ -155,13 +141,12 @@ class _Builder:
 
     def _numbered(self, node: Node) -> int:
         """The number of a node; rules are known by their identity."""
-        key = id(node.rule) if isinstance(node, Call) else id(node)
-        if key not in self.number:
-            if len(self.nodes) == MOST_RULES:
+        number = self.number.setdefault(node_id(node), len(self.nodes))
+        if number == len(self.nodes):
+            if number == MOST_RULES:
                 raise ConstraintError(f"the constraint has more than {MOST_RULES} rules")
-            self.number[key] = len(self.nodes)
             self.nodes.append(node)
-        return self.number[key]
+        return number
 
     def _table(self, node: Node) -> tuple[np.ndarray, int]:
         """The table of what a symbol stands for, and its start."""
@@ -202,14 +187,9 @@ def _table_of(node: Automaton) -> np.ndarray:
 
 
 def _decoded(table: np.ndarray, starts: np.ndarray) -> RuleAutomata:
-    """Read the symbols in a table, and remove what leads nowhere.
+    """Read the symbols in a table, int32 ``[states, 256]``, and remove what leads nowhere.
 
-    Args:
-        table: int32 ``[states, 256]``, with symbols.
-        starts: int64 ``[rules]``, where each rule starts.
-
-    Raises:
-        EmptyLanguageError: the language holds no text.
+    `starts`, int64 ``[rules]``, are where each rule starts.
     """
     table = np.vstack([table, np.full((1, 256), DEAD, dtype=np.int32)])  # row -1: dead
     symbol = table[:, SYMBOL]

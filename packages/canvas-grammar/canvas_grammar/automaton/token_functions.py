@@ -3,10 +3,8 @@
 Each text is a function from states to outcomes. A token may end a rule somewhere inside it, and its
 caller then reads the rest of the token. So functions are found for all suffixes of all tokens, the
 shortest first: what a suffix does is what its first byte does, followed by the function of the
-rest. All tokens are followed together, one byte per round from their ends. Equal functions are
-recognized by their whole contents, so suffixes with the same function do act alike, and each byte
-is prepended to each function only once. A vocabulary of 150,000 tokens has a few hundred
-different functions.
+rest. All tokens are followed together, one byte per round from their ends. Each byte is prepended
+to each function only once: a vocabulary of 150,000 tokens has a few hundred different ones.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ class TokenFunctions:
     """The functions of all suffixes of the tokens of a vocabulary.
 
     Attributes:
-        outcomes: the numbers of outcomes.
         of_token: int64 ``[ids]``, the function of each token; `NOTHING_READ` for one without bytes.
         read: int32 ``[functions and more, states]``, the outcomes of each function. A rule that is
             left before anything is read is left with this function's number.
@@ -49,11 +46,7 @@ class TokenFunctions:
         vocabulary: Vocabulary,
         limits: CompileLimits,
     ) -> None:
-        """Find all functions.
-
-        Raises:
-            ConstraintError: more than ``limits.cells`` pairs of a state and a function.
-        """
+        """Find all functions; more than ``limits.cells`` pairs of a state and one are refused."""
         self.moves, self.outcomes, self.limits = moves, outcomes, limits
         states, width = moves.outcome.shape
         # At most one for each rest of each token. Memory that is never written is never used.
@@ -131,9 +124,8 @@ class TokenFunctions:
         if not len(pairs):
             return NOTHING_READ
         key = pairs.tobytes()
-        number = self.number.get(key)
-        if number is None:
-            number = self.number[key] = self.count
+        number = self.number.setdefault(key, self.count)
+        if number == self.count:
             self.count += 1
             if self.count > self.most:
                 raise ConstraintError(
@@ -206,20 +198,13 @@ class TokenFunctions:
 
 @dataclass(frozen=True)
 class _Step:
-    """The effect of a byte in the states that read it.
+    """The effect of a byte in the states that read it. Arrays are int64."""
 
-    Attributes:
-        states: int64 ``[n]``, those states, ascending.
-        targets: int64 ``[n]``, the states after the byte; any state where there are several.
-        calls: int64 ``[calls]``, places in `states` where the byte is read in a called rule.
-        pushed: ``[calls]``, the states to which the calls return.
-        forks: places in `states` where there are several alternatives, and these.
-    """
-
-    states: np.ndarray
-    targets: np.ndarray
-    calls: np.ndarray
-    pushed: tuple[tuple[int, ...], ...]
+    states: np.ndarray  # ``[n]``, those states, ascending
+    targets: np.ndarray  # ``[n]``, the states after the byte; any state where there are several
+    calls: np.ndarray  # ``[calls]``, places in `states` where the byte is read in a called rule
+    pushed: tuple[tuple[int, ...], ...]  # ``[calls]``, the states to which the calls return
+    # Places in `states` where there are several alternatives, and these.
     forks: tuple[tuple[int, tuple[Alternative, ...]], ...]
 
     @classmethod

@@ -44,11 +44,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokens(cls, tokens: Sequence[bytes], ends: Iterable[int]) -> Vocabulary:
-        """Make a vocabulary from the bytes of each id.
-
-        Raises:
-            ConstraintError: there are no ends, or an end is not an id.
-        """
+        """Make a vocabulary from the bytes of each id, and at least one id that ends a text."""
         end_ids = tuple(sorted(set(ends)))
         if not end_ids:
             raise ConstraintError("no token ends a text, so none could be finished")
@@ -133,11 +129,7 @@ def _entries(content: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _writer(decoder: Mapping[str, Any] | None) -> Any:
-    """A function that maps a token, as the vocabulary spells it, to its bytes.
-
-    Raises:
-        ConstraintError: the decoder is not supported.
-    """
+    """A function that maps a token, as the vocabulary spells it, to its bytes."""
     parts = [decoder] if decoder else []
     if decoder and decoder["type"] == "Sequence":
         parts = decoder["decoders"]

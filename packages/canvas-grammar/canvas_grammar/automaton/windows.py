@@ -1,11 +1,10 @@
 """Select the part of a constraint's states that a canvas is decoded with.
 
 A constraint may have more states than a step can examine, or infinitely many, because its rules
-call each other. A canvas of L positions reaches few of them, and gets the nearest of those. The
-distance of a state grows with the number of calls that it is inside and the canvas' first state is
-not. A call that repeats the calls around it counts little, so that lists in lists in lists stay
-near. A canvas cannot use the states that are left out. The next canvas begins where this one ended,
-and gets the states near its own beginning.
+call each other. A canvas gets the nearest of those that it can reach. The distance of a state grows
+with the number of calls that it is inside and the canvas' first state is not. A call that repeats
+the calls around it counts little, so that lists in lists in lists stay near. A canvas cannot use
+the states that are left out. The next canvas gets the states near its own beginning.
 
 The window always includes the shortest way from the canvas' first state to the end of the text, so
 a canvas always has a path.
@@ -18,47 +17,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canvas_grammar.automaton.configurations import (
-    EMPTY_STACK,
-    END_OF_TEXT,
-    Configurations,
-)
+from canvas_grammar.automaton.configurations import EMPTY_STACK, END_OF_TEXT, Configurations
 from canvas_grammar.automaton.graph import DEAD, NEVER, fewest_steps
 from canvas_grammar.automaton.pushdown import NO_CLASS
-
-# ---- The automaton that a canvas must follow: it reads classes of tokens.
-#
-# Its states are those between tokens. Its transitions are edges for dynamic programming. An edge is
-# a pair of states with a label that stands for the set of classes that lead from one to the other.
-# Equal sets share one label.
 
 
 @dataclass(frozen=True)
 class TokenAutomaton:
     """The states of a constraint that a canvas may visit. It starts in state 0. Arrays are int32.
 
-    The last state is the end of the text, and the last class holds the tokens that end a text. In
-    the end state only that class is allowed, and it leads back to the end state. From every state
-    a text can end, though not always within these states.
-
-    Attributes:
-        class_of_token: ``[ids]``, or `NO_CLASS` for tokens that are never allowed.
-        distance: ``[states]``, tokens that suffice to reach the end. The token that ends the
-            text counts, so it is 1 where a text may end, and 0 in the end state.
-        edge_source, edge_target, edge_label: ``[edges]``, ascending by source, then by target.
-        members: the classes of all labels, one label after the other, each ascending.
-        label_first: ``[labels + 1]``, where a label's classes begin in `members`.
-        classes: number of classes, including the one that ends a text.
+    States are those between tokens. An edge is a pair of them with a label, which stands for the
+    set of classes that lead from one to the other. Equal sets share one label. The last state is
+    the end of the text, and the last class holds the tokens that end a text. In the end state only
+    that class is allowed, and it leads back to the end state. From every state a text can end,
+    though not always within these states.
     """
 
-    class_of_token: np.ndarray
+    class_of_token: np.ndarray  # ``[ids]``, or `NO_CLASS` for tokens that are never allowed
+    # ``[states]``, tokens that suffice to reach the end. The token that ends the text counts, so it
+    # is 1 where a text may end, and 0 in the end state.
     distance: np.ndarray
-    edge_source: np.ndarray
-    edge_target: np.ndarray
-    edge_label: np.ndarray
-    members: np.ndarray
-    label_first: np.ndarray
-    classes: int
+    edge_source: np.ndarray  # ``[edges]``, ascending
+    edge_target: np.ndarray  # ``[edges]``, ascending for each source
+    edge_label: np.ndarray  # ``[edges]``
+    members: np.ndarray  # the classes of all labels, one label after the other, each ascending
+    label_first: np.ndarray  # ``[labels + 1]``, where a label's classes begin in `members`
+    classes: int  # including the one that ends a text
 
     @property
     def states(self) -> int:
@@ -91,32 +75,22 @@ LONGEST_PERIOD = 6
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a constraint's states.
+    """A part of a constraint's states."""
 
-    Attributes:
-        automaton: the states, with numbers of their own.
-        states: int64 ``[states]``, the number that each of them has in `Configurations`.
-        whole: whether it is all states that can be reached from the first one. If so, canvases that
-            begin elsewhere may follow it, too.
-    """
-
-    automaton: TokenAutomaton
-    states: np.ndarray
+    automaton: TokenAutomaton  # the states, with numbers of their own
+    states: np.ndarray  # int64 ``[states]``, the number that each has in `Configurations`
+    # Whether it is all states that can be reached from the first one. If so, canvases that begin
+    # elsewhere may follow it, too.
     whole: bool
 
 
 def window(configurations: Configurations, first: int, length: int, most: int) -> Window:
-    """The states for a canvas.
+    """The states for a canvas that begins in the state `first` and may hold `length` tokens.
 
-    Args:
-        configurations: the constraint's configurations.
-        first: the canvas' first state.
-        length: L, the tokens that the canvas may hold.
-        most: about how many states a window may have; fewer where texts can be read in many ways.
+    It gets about `most` states; fewer where texts can be read in many ways.
     """
-    chosen, whole = _nearest(
-        configurations, first, most, _shortest_way(configurations, first, length)
-    )
+    shortest = _shortest_way(configurations, first, length)
+    chosen, whole = _nearest(configurations, first, most, shortest)
     states = np.array(chosen, dtype=np.int64)
     states = np.append(states[states != END_OF_TEXT], END_OF_TEXT)
     number: np.ndarray = np.full(len(configurations.members), DEAD, dtype=np.int64)
@@ -158,7 +132,8 @@ def _nearest(
             for target in configurations.moves(state).targets.tolist():
                 if target not in seen:
                     seen.add(target)
-                    heapq.heappush(ahead, (remote.of_state(target), len(seen), target))
+                    stack = configurations.stack_of(target)
+                    heapq.heappush(ahead, (remote.of_stack(stack), len(seen), target))
         next_ones = [heapq.heappop(ahead)[2]] if ahead and work < most else []
     return chosen, not ahead
 
@@ -167,20 +142,17 @@ class _Remoteness:
     """How far states are from a canvas' first state, by the calls that they are inside of."""
 
     def __init__(self, configurations: Configurations, first: int) -> None:
-        self.configurations, self.stacks = configurations, configurations.stacks
+        self.stacks = configurations.stacks
         self.known = {EMPTY_STACK: 0}
         stack = configurations.stack_of(first)
         while stack != EMPTY_STACK:
             self.known[stack] = 0
             stack = self.stacks.below[stack]
 
-    def of_state(self, state: int) -> int:
-        """The remoteness of a state."""
-        return self._of_stack(self.configurations.stack_of(state))
-
-    def _of_stack(self, stack: int) -> int:
+    def of_stack(self, stack: int) -> int:
+        """The remoteness of states with this stack."""
         if stack not in self.known:
-            below = self._of_stack(self.stacks.below[stack])
+            below = self.of_stack(self.stacks.below[stack])
             self.known[stack] = below + (REPEATED_CALL if self._repeats(stack) else CALL)
         return self.known[stack]
 

@@ -25,8 +25,7 @@ paths would become ties. Sums of exponentials are computed to base 2 relative to
 so only terms that do not matter underflow.
 
 Two implementations find the same paths: `cpu_paths` for CPUs and `paths_triton` for other devices.
-The tests have a third, simple one to compare with. A drawn path may differ between them where two
-scores tie within rounding.
+A drawn path may differ between them where two scores tie within rounding.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ LOG2_E = 1.4426950408889634
 # The sum of a wide class is that of its row without all other tokens only if this share is left.
 # The less is left, the more the rounding of both sums matters.
 LEAST_SHARE = 0.5
-# Draws use the keys of a position at indices beyond those that an engine uses for ids or groups of
-# ids: a token that was drawn without a constraint must be independent of the path.
+# Draws use the keys of a position at indices beyond those that an engine uses for ids: a token that
+# was drawn without a constraint must be independent of the path.
 FIRST_RANGE_INDEX = (1 << 30) + (1 << 28)
 FIRST_CHUNK_INDEX = FIRST_RANGE_INDEX + (1 << 26)
 FIRST_MEMBER_INDEX = FIRST_CHUNK_INDEX + (1 << 26)

@@ -3,11 +3,11 @@
 Most of the time goes into reading logits, about one a nanosecond. So only classes are read that
 some path of the canvas can go through: states that cannot be reached from the first one, given what
 is forced, or from which the rest cannot be completed, are left out before anything is read. A wide
-class (see `token_classes`) is read only if its weight is not known otherwise. It is known if the
+class (see `class_tables`) is read only if its weight is not known otherwise. It is known if the
 token that would be chosen without a constraint is in the class: its largest logit is then that of
 the whole row, and its sum is that of the whole row without all other tokens.
 
-See `best_path` for what is computed. Here ``a`` and ``c`` are the tables of the canvas' automaton
+Here ``a`` and ``c`` are the tables of the canvas' automaton
 and of its classes, ``at`` and ``ct`` their columns, and position ``i`` of ``w`` counts from the
 first one of the window.
 """
@@ -24,16 +24,10 @@ import numpy as np
 from numba import njit
 
 from canvas_grammar.decoding import best_path
-from canvas_grammar.decoding.tables import Column
-from canvas_grammar.decoding.token_classes import CHUNK as _CHUNK
+from canvas_grammar.decoding.tables import CHUNK, Column
 
 # Compiled code takes plain numbers as constants.
-CHUNK, FLOOR, LOG2_E, LEAST_SHARE = (
-    _CHUNK,
-    best_path.FLOOR,
-    best_path.LOG2_E,
-    best_path.LEAST_SHARE,
-)
+FLOOR, LOG2_E, LEAST_SHARE = best_path.FLOOR, best_path.LOG2_E, best_path.LEAST_SHARE
 FIRST_RANGE_INDEX, FIRST_CHUNK_INDEX = best_path.FIRST_RANGE_INDEX, best_path.FIRST_CHUNK_INDEX
 FIRST_MEMBER_INDEX, FIRST_EDGE_INDEX = best_path.FIRST_MEMBER_INDEX, best_path.FIRST_EDGE_INDEX
 FIRST_CLASS_INDEX = best_path.FIRST_CLASS_INDEX
@@ -57,7 +51,7 @@ _SPREAD, _MIX_1, _MIX_2 = np.uint64(0x9E3779B1), np.uint64(0x7FEB352D), np.uint6
 _LOWEST = np.float32(-1e38)
 _LEAST_EXPONENT = np.float32(-126)
 # The Taylor coefficients of 2^x: off by less than 2^-26 for |x| <= 1/2.
-_POWERS = tuple(np.float32(math.log(2) ** n / math.factorial(n)) for n in range(8))
+_POWERS = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(8))
 _P0, _P1, _P2, _P3, _P4, _P5, _P6, _P7 = _POWERS
 
 

@@ -25,48 +25,30 @@ import numpy as np
 import torch
 
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.automaton_tables import automaton_tables
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
-from canvas_grammar.decoding.tables import Tables
-from canvas_grammar.decoding.token_classes import class_tables
+from canvas_grammar.decoding.tables import Tables, automaton_tables, class_tables
 
 
 @dataclass(frozen=True)
 class PlannedCanvas:
-    """A canvas and what it must follow.
+    """A canvas and what it must follow, in tables on the finder's device."""
 
-    Attributes:
-        index: where it is in its batch.
-        automaton: its automaton, see `automaton_tables`, on the finder's device.
-        classes: the classes that its automaton reads, see `class_tables`, on the finder's device.
-        best: whether its best path is found.
-        draws: whether a path is drawn; if both, the drawn one is the second.
-    """
-
-    index: int
-    automaton: Tables
-    classes: Tables
-    best: bool = True
-    draws: bool = False
+    index: int  # where it is in its batch
+    automaton: Tables  # see `automaton_tables`
+    classes: Tables  # see `class_tables`
+    best: bool = True  # whether its best path is found
+    draws: bool = False  # whether a path is drawn; if both, the drawn one is the second
 
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a batch of ``n`` canvases.
+    """A step of a batch of ``n`` canvases."""
 
-    Attributes:
-        plan: from `PathFinder.plan`, for some of the canvases.
-        window: of all canvases of the batch.
-        free: of all canvases, too.
-        path: where the paths of the planned canvases are written.
-        second: where drawn paths are written if best ones are found as well.
-    """
-
-    plan: Any
-    window: CanvasWindow
-    free: FreeTokens
-    path: ConstrainedPath
-    second: ConstrainedPath | None = None
+    plan: Any  # from `PathFinder.plan`, for some of the canvases
+    window: CanvasWindow  # of all canvases of the batch
+    free: FreeTokens  # of all canvases, too
+    path: ConstrainedPath  # where the paths of the planned canvases are written
+    second: ConstrainedPath | None = None  # the same for drawn ones beside best ones
 
 
 class PathFinder(Protocol):
@@ -74,7 +56,6 @@ class PathFinder(Protocol):
 
     def plan(self, canvases: Sequence[PlannedCanvas]) -> Any:
         """Prepare for steps of these canvases, of the same batch; plans may be kept."""
-        ...
 
     def read(
         self,
@@ -99,11 +80,9 @@ class PathFinder(Protocol):
                 ids]``, or -1 if it has none. Only positions of windows that are not forced need a
                 row; margins of others are 0.
         """
-        ...
 
     def follow(self, step: PathStep) -> None:
         """Find the paths, and write them."""
-        ...
 
 
 def path_finder(device: torch.device) -> PathFinder:
@@ -118,11 +97,7 @@ def path_finder(device: torch.device) -> PathFinder:
 def warm_up(device: torch.device, length: int) -> None:
     """Compile everything that finds paths on a device by running steps of a tiny automaton.
 
-    This takes seconds.
-
-    Args:
-        device: the device.
-        length: L. Kernels are compiled again for an L that is 1 or no multiple of 16.
+    This takes seconds. Kernels are compiled again for a `length` that is 1 or no multiple of 16.
     """
     kinds = np.array([0, 1], dtype=np.int64)
     two_states = TokenAutomaton(
@@ -184,9 +159,8 @@ class CpuPathFinder:
             (True, step.path, [n for n, one in enumerate(planned) if one.draws and not one.best]),
             (True, step.second, [n for n, one in enumerate(planned) if one.draws and one.best]),
         ):
-            if not some:
+            if path is None or not some:
                 continue
-            assert path is not None
             group = [planned[n] for n in some]
             at = place[[places[n] for n in some]]  # [group, L]
             self._find(step, group, rows, at, path, draws)

@@ -23,20 +23,14 @@ WALK_GROUPS, WALK_TERMS, EDGES, WALK_WARPS = 512, 8, 128, 16
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """Everything that the kernels read for a set of canvases, on the device except for sizes.
+    """Everything that the kernels read for a set of canvases, on the device except for sizes."""
 
-    Attributes:
-        rows: int64 ``[paths, COLUMNS]``, the best paths before the drawn ones.
-        reads: int64 ``[canvases, 3]``, see `paths_triton.read_kernel`.
-        automata, classes: int32, the tables.
-        states, labels, bundles, kinds, chunks: the largest numbers of any canvas, rounded up to
-            multiples of 16, so that kernels are compiled once for all of them.
-    """
-
-    rows: Tensor
-    reads: Tensor
-    automata: Tensor
+    rows: Tensor  # int64 ``[paths, COLUMNS]``, the best paths before the drawn ones
+    reads: Tensor  # int64 ``[canvases, 3]``, see `paths_triton.read_kernel`
+    automata: Tensor  # int32, the tables
     classes: Tensor
+    # The largest numbers of any canvas, rounded up to multiples of 16, so that kernels are compiled
+    # once for all of them.
     states: int
     labels: int
     bundles: int
@@ -45,11 +39,7 @@ class KernelPlan:
 
 
 class Scratch:
-    """Memory that kernels write before they read it. It grows with the largest step so far.
-
-    For each path and position: 9 bytes for a chunk of tokens, 8 for a class, bundle, label and
-    state, and a few more.
-    """
+    """Memory that kernels write before they read it. It grows with the largest step so far."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -19,12 +19,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from canvas_grammar.decoding import best_path, token_classes
+from canvas_grammar.decoding import best_path, tables
 from canvas_grammar.decoding.noise_triton import gumbel, split_key
 from canvas_grammar.decoding.tables import COLUMNS, Column
 
 _COLUMNS = tl.constexpr(COLUMNS)
-CHUNK = tl.constexpr(token_classes.CHUNK)
+CHUNK = tl.constexpr(tables.CHUNK)
 FLOOR = tl.constexpr(best_path.FLOOR)
 LOG2_E = tl.constexpr(best_path.LOG2_E)
 FIRST_RANGE_INDEX = tl.constexpr(best_path.FIRST_RANGE_INDEX)

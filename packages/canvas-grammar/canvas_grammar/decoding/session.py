@@ -16,11 +16,9 @@ import torch
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import START, Configurations
 from canvas_grammar.automaton.windows import window
-from canvas_grammar.decoding.automaton_tables import automaton_tables, dead_state
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
 from canvas_grammar.decoding.path_finder import PathFinder, PathStep, PlannedCanvas, path_finder
-from canvas_grammar.decoding.tables import Tables
-from canvas_grammar.decoding.token_classes import class_tables
+from canvas_grammar.decoding.tables import Tables, automaton_tables, class_tables, dead_state
 from canvas_grammar.limits import CompileLimits
 
 MOST_PARTS = 64  # how many parts of a constraint are cached
@@ -28,17 +26,11 @@ MOST_PARTS = 64  # how many parts of a constraint are cached
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a constraint that a canvas follows.
+    """The part of a constraint that a canvas follows."""
 
-    Attributes:
-        automaton: its tables on the device.
-        states: int64 ``[states]``, the number of each of its states in the constraint.
-        whole: whether this is the whole constraint, so that every canvas may follow it.
-    """
-
-    automaton: Tables
-    states: np.ndarray
-    whole: bool
+    automaton: Tables  # on the device
+    states: np.ndarray  # int64 ``[states]``, the number of each of its states in the constraint
+    whole: bool  # whether this is the whole constraint, so that every canvas may follow it
 
     def place(self, state: int) -> int:
         """The number of a constraint's state in this part, or the dead state if it is absent."""
@@ -58,13 +50,7 @@ class Session:
     """
 
     def __init__(self, constraint: CompiledConstraint, length: int, device: torch.device) -> None:
-        """Unpack a constraint, and copy its classes to the device.
-
-        Args:
-            constraint: the constraint.
-            length: how many tokens a canvas has.
-            device: where paths are found.
-        """
+        """Unpack a constraint for canvases of `length` tokens, and copy it to the device."""
         self.configurations: Configurations = constraint.configurations()
         self._length, self._device = length, device
         tables = self.configurations.tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from canvas_grammar.grammar.language import (
     EMPTY_TEXT,
@@ -19,8 +20,6 @@ from canvas_grammar.grammar.language import (
 )
 from canvas_grammar.grammar.rules import Call, Rule, WithoutFirst
 from canvas_grammar.limits import ConstraintError
-
-# ---- Facts about all rules of a grammar: which are called, recursive, empty or useless.
 
 
 def calls(node: Node) -> Iterator[Rule]:
@@ -77,11 +76,6 @@ def _finished(rule: Rule, edges: Mapping[Rule, Collection[Rule]], seen: set[Rule
     return order
 
 
-def empty_rules(rules: Collection[Rule]) -> set[Rule]:
-    """The rules whose languages contain the empty text."""
-    return _closure(rules, may_be_empty)
-
-
 def may_be_empty(node: Node, nullable: Collection[Rule] = ()) -> bool:
     """Whether the empty text belongs to a language, given the rules that contain it."""
     if isinstance(node, Call):
@@ -93,24 +87,34 @@ def may_be_empty(node: Node, nullable: Collection[Rule] = ()) -> bool:
     return isinstance(node, Repeat) and (node.least == 0 or may_be_empty(node.part, nullable))
 
 
-def productive_rules(rules: Collection[Rule]) -> set[Rule]:
-    """The rules whose languages contain any text at all; any other called language does."""
+def drop_dead_calls(rules: Iterable[Rule], node: Node = NOTHING) -> Node:
+    """Take the calls of rules that derive no text out of the rules' bodies, and of a language."""
     own = set(rules)
 
     def productive(node: Node, known: set[Rule]) -> bool:
         if isinstance(node, Call):
             return node.rule in known or node.rule not in own
-        if isinstance(node, Chain):
-            return all(productive(part, known) for part in node.parts)
+        inside = (productive(part, known) for part in node.inside())
         if isinstance(node, Either):
-            return any(productive(option, known) for option in node.options)
-        if isinstance(node, Repeat):
-            return node.least == 0 or productive(node.part, known)
-        if isinstance(node, WithoutFirst):
-            return productive(node.rest, known)
+            return any(inside)
+        if isinstance(node, Repeat) and node.least == 0:
+            return True
+        if isinstance(node, Chain | Repeat | WithoutFirst):
+            return all(inside)
         return not node.empty
 
-    return _closure(rules, productive)
+    dead = own - _closure(own, productive)
+    if not dead:
+        return node
+
+    def alive(rule: Rule) -> Node:
+        return NOTHING if rule in dead else Call(rule)
+
+    known: dict[int, Node] = {}
+    bodies = {rule: rule.body for rule in own}  # holds the nodes that `known` names
+    for rule, body in bodies.items():
+        rule.body = replaced(body, alive, known)
+    return replaced(node, alive, known)
 
 
 def _closure(rules: Collection[Rule], holds: Callable[[Node, set[Rule]], bool]) -> set[Rule]:
@@ -126,10 +130,8 @@ def _closure(rules: Collection[Rule], holds: Callable[[Node, set[Rule]], bool]) 
 def replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node]) -> Node:
     """A language with other languages in place of its calls.
 
-    Args:
-        node: the language.
-        replace: the language in place of a rule's call.
-        known: what has been replaced, by the `id` of the node, which its owner must keep.
+    `replace` gives the language in place of a rule's call, and `known` what has been replaced, by
+    the `id` of the node, which its owner must keep.
     """
     if id(node) not in known:
         known[id(node)] = _replaced(node, replace, known)
@@ -141,15 +143,15 @@ def _replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node
         return replace(node.rule)
     if not any(True for _ in calls(node)):
         return node
+    inside = [replaced(part, replace, known) for part in node.inside()]
     if isinstance(node, Chain):
-        return sequence(*(replaced(part, replace, known) for part in node.parts))
+        return sequence(*inside)
     if isinstance(node, Either):
-        return either(replaced(option, replace, known) for option in node.options)
+        return either(inside)
     if isinstance(node, Repeat):
-        return repeat(replaced(node.part, replace, known), node.least, node.most)
+        return repeat(inside[0], node.least, node.most)
     if isinstance(node, WithoutFirst):
-        rest = replaced(node.rest, replace, known)
-        return NOTHING if rest.empty else WithoutFirst(node.first, rest)
+        return NOTHING if inside[0].empty else WithoutFirst(node.first, inside[0])
     return NOTHING if node.empty else node
 
 
@@ -159,8 +161,7 @@ def _replaced(node: Node, replace: Callable[[Rule], Node], known: dict[int, Node
 # a bounded stack. Both kinds of recursion repeat something, so they are rewritten as repetitions:
 # the least solution of ``A = A w | b`` is ``b w*``, and that of ``A = w A | b`` is ``w* b``, also
 # where ``w`` and ``b`` call ``A`` somewhere else. Rules that begin (or end) with calls of each
-# other are such equations in several unknowns, which are eliminated one after the other. The
-# language stays the same.
+# other are such equations in several unknowns, which are eliminated one after the other.
 
 
 @dataclass
@@ -191,7 +192,7 @@ def _without_empty_rules(root: Rule) -> Node:
     """The language of `root`, with optional calls of rules in place of rules that may be empty."""
     rules = reachable(root)
     bodies = {rule: rule.body for rule in rules}  # holds the nodes that `known` names
-    empty = empty_rules(rules)
+    empty = _closure(rules, may_be_empty)
     known: dict[int, Node] = {}
 
     def replace(rule: Rule) -> Node:
@@ -321,34 +322,15 @@ MOST_COPIED_POSITIONS = 400
 
 
 def context_free(root: Rule) -> Node:
-    """The language of a grammar's root.
+    """The language of a grammar's first rule; an empty one is refused.
 
-    Args:
-        root: its first rule. Rules may call each other and themselves anywhere; their bodies are
-            replaced.
-
-    Raises:
-        ConstraintError: no text belongs to the language.
+    Rules may call each other and themselves anywhere. Their bodies are replaced.
     """
-    _drop_useless_options(root)
+    drop_dead_calls(reachable(root))
+    if root.body.empty:
+        raise ConstraintError(f"grammar: {root.name} allows no text at all: each would be endless")
     whole = Rule(root.name, without_edge_recursion(root))
     return _with_short_rules_copied(whole)
-
-
-def _drop_useless_options(root: Rule) -> None:
-    """Remove the calls of rules that have no finite text."""
-    rules = reachable(root)
-    useful = productive_rules(rules)
-    if root not in useful:
-        raise ConstraintError(f"grammar: {root.name} allows no text at all: each would be endless")
-    known: dict[int, Node] = {}
-    bodies = {rule: rule.body for rule in rules}  # holds the nodes that `known` names
-
-    def replace(rule: Rule) -> Node:
-        return Call(rule) if rule in useful else NOTHING
-
-    for rule, body in bodies.items():
-        rule.body = replaced(body, replace, known)
 
 
 def _with_short_rules_copied(whole: Rule) -> Node:
@@ -362,27 +344,20 @@ def _with_short_rules_copied(whole: Rule) -> Node:
         for rule in called:
             callers[rule].add(caller)
     for rule in sorted(edges, key=lambda rule: rule.body.positions):
-        once = len(callers[rule]) == 1 and sum(1 for _ in _calls_of(rule, callers[rule])) == 1
         if rule is whole or rule in edges[rule]:
             continue
-        if not once and rule.body.positions > MOST_COPIED_POSITIONS:
+        if rule.body.positions > MOST_COPIED_POSITIONS and (
+            len(callers[rule]) != 1
+            or sum(one is rule for caller in callers[rule] for one in calls(caller.body)) != 1
+        ):
             continue
         for caller in callers[rule]:
-            _copy(rule, caller)
+            caller.body = replaced(caller.body, partial(_copied, rule), {})
             edges[caller] = edges[caller] - {rule} | edges[rule]
         for inner in edges.pop(rule):
             callers[inner] = callers[inner] - {rule} | callers[rule]
     return whole.body
 
 
-def _calls_of(rule: Rule, callers: Iterable[Rule]) -> Iterator[Rule]:
-    return (called for caller in callers for called in calls(caller.body) if called is rule)
-
-
-def _copy(rule: Rule, caller: Rule) -> None:
-    """Put the body of a rule in place of its calls in the body of another one."""
-
-    def replace(called: Rule) -> Node:
-        return rule.body if called is rule else Call(called)
-
-    caller.body = replaced(caller.body, replace, {})
+def _copied(rule: Rule, called: Rule) -> Node:
+    return rule.body if called is rule else Call(called)

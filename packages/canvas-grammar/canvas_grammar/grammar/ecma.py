@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import groupby
@@ -23,28 +24,33 @@ from canvas_grammar.grammar.language import (
 )
 from canvas_grammar.limits import ConstraintError
 
-ANCHORS = ("^", "$", r"\b", r"\B")
 LOOK = "(?"  # the kind of a lookahead
+Width = tuple[int, int | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
     """A part of a regular expression."""
 
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The trees that it is made of."""
-        return ()
-
     @cached_property
-    def width(self) -> tuple[int, int | None]:
+    def width(self) -> Width:
         """Characters that it matches at least and at most; None means any number."""
-        return 0, 0
+        return self._width()
 
     @cached_property
     def assertions(self) -> frozenset[str]:
-        """The kinds of its assertions: members of `ANCHORS`, and `LOOK`."""
-        return frozenset().union(*(part.assertions for part in self.parts))
+        r"""The kinds of its assertions: ``^``, ``$``, ``\b``, ``\B`` and `LOOK`."""
+        return frozenset(self._own).union(*(part.assertions for part in self._parts()))
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        return ()
+
+    def _width(self) -> Width:
+        return 0, 0
+
+    def _parts(self) -> tuple[Tree, ...]:
+        return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +65,7 @@ class Characters(Tree):
     sure: Ranges
     possible: Ranges
 
-    @cached_property
-    def width(self) -> tuple[int, int | None]:
-        """One character."""
+    def _width(self) -> Width:
         return 1, 1
 
 
@@ -71,18 +75,11 @@ class Sequence(Tree):
 
     items: tuple[Tree, ...]
 
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The items."""
+    def _parts(self) -> tuple[Tree, ...]:
         return self.items
 
-    @cached_property
-    def width(self) -> tuple[int, int | None]:
-        """The sum of its items' widths."""
-        most = [item.width[1] for item in self.items]
-        known = [count for count in most if count is not None]
-        least = sum(item.width[0] for item in self.items)
-        return least, sum(known) if len(known) == len(most) else None
+    def _width(self) -> Width:
+        return _joined(self.items, sum, sum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,18 +88,19 @@ class Alternatives(Tree):
 
     options: tuple[Tree, ...]
 
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The options."""
+    def _parts(self) -> tuple[Tree, ...]:
         return self.options
 
-    @cached_property
-    def width(self) -> tuple[int, int | None]:
-        """From the narrowest option to the widest."""
-        most = [option.width[1] for option in self.options]
-        known = [count for count in most if count is not None]
-        least = min(option.width[0] for option in self.options)
-        return least, max(known) if len(known) == len(most) else None
+    def _width(self) -> Width:
+        return _joined(self.options, min, max)
+
+
+def _joined(
+    trees: tuple[Tree, ...], least: Callable[[list[int]], int], most: Callable[[list[int]], int]
+) -> Width:
+    known = [tree.width[1] for tree in trees if tree.width[1] is not None]
+    narrowest = least([tree.width[0] for tree in trees])
+    return narrowest, most(known) if len(known) == len(trees) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +111,10 @@ class Repetition(Tree):
     least: int
     most: int | None
 
-    @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The item."""
+    def _parts(self) -> tuple[Tree, ...]:
         return (self.item,)
 
-    @cached_property
-    def width(self) -> tuple[int, int | None]:
-        """The item's width times the counts."""
+    def _width(self) -> Width:
         least, most = self.item.width
         if most == 0 or self.most == 0:
             return 0, 0
@@ -129,14 +123,13 @@ class Repetition(Tree):
 
 @dataclass(frozen=True, eq=False)
 class Anchor(Tree):
-    """A member of `ANCHORS`."""
+    r"""One of ``^``, ``$``, ``\b`` and ``\B``."""
 
     kind: str
 
-    @cached_property
-    def assertions(self) -> frozenset[str]:
-        """Its kind."""
-        return frozenset((self.kind,))
+    @property
+    def _own(self) -> tuple[str, ...]:
+        return (self.kind,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +140,11 @@ class Ahead(Tree):
     negative: bool
 
     @property
-    def parts(self) -> tuple[Tree, ...]:
-        """The content."""
-        return (self.content,)
+    def _own(self) -> tuple[str, ...]:
+        return (LOOK,)
 
-    @cached_property
-    def assertions(self) -> frozenset[str]:
-        """The kind of a lookahead, and the kinds inside."""
-        return self.content.assertions | {LOOK}
+    def _parts(self) -> tuple[Tree, ...]:
+        return (self.content,)
 
 
 # ---- Character classes of ECMA-262: what ``\d``, ``.`` and ``\p{L}`` stand for.
@@ -212,8 +202,10 @@ def escaped_class(letter: str) -> Characters:
     if letter.isupper():
         return negated(escaped_class(letter.lower()))
     if letter == "s":
-        return Characters(BLANK, union([*_python(r"\s"), *BLANK, (0xFEFF, 0xFEFF)]))
-    return Characters(ASCII_DIGIT if letter == "d" else ASCII_WORD, _python(f"\\{letter}"))
+        return Characters(BLANK, union([*matched_by_python(r"\s"), *BLANK, (0xFEFF, 0xFEFF)]))
+    return Characters(
+        ASCII_DIGIT if letter == "d" else ASCII_WORD, matched_by_python(rf"\{letter}")
+    )
 
 
 @cache
@@ -224,11 +216,7 @@ def dot() -> Characters:
 
 @cache
 def property_class(name: str) -> Characters:
-    r"""The set of ``\p{name}``.
-
-    Raises:
-        ConstraintError: it is not a general category or one of a few other properties.
-    """
+    r"""The set of ``\p{name}``, which is a general category or one of a few other properties."""
     key, _, value = name.rpartition("=")
     fixed: dict[str, Ranges] = {
         **{"Any": ANY, "ASCII": ((0x1, 0x7F),)},
@@ -251,10 +239,15 @@ def property_class(name: str) -> Characters:
 
 
 @cache
-def _python(text: str) -> Ranges:
+def _every_character() -> str:
+    return "".join(map(chr, range(LAST + 1)))
+
+
+@cache
+def matched_by_python(text: str, flags: int = 0) -> Ranges:
     """The characters that a one-character expression of Python matches."""
-    found = re.finditer(f"(?:{text})+", "".join(map(chr, range(LAST + 1))))
-    return intersection(union((match.start(), match.end() - 1) for match in found), ANY)
+    found = re.finditer(f"(?:{text})+", _every_character(), flags)
+    return union((match.start(), match.end() - 1) for match in found)
 
 
 @cache
@@ -292,12 +285,7 @@ OTHER_GROUPS = {
 
 
 def parse(text: str) -> Tree:
-    """The tree of a regular expression.
-
-    Raises:
-        ConstraintError: it is not a regular expression, or holds something that no automaton can
-            follow or that readers disagree on.
-    """
+    """The tree of a regular expression, without what readers disagree on, which is refused."""
     try:
         return _Parser(text).pattern()
     except RecursionError as error:

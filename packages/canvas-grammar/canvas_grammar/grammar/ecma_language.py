@@ -13,6 +13,7 @@ underapproximation, and those that are subtracted from it are an overapproximati
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
@@ -42,7 +43,7 @@ from canvas_grammar.grammar.language import (
     repeat,
     sequence,
 )
-from canvas_grammar.grammar.rules import Both, Without
+from canvas_grammar.grammar.rules import Both, Without, both, without
 from canvas_grammar.limits import ConstraintError
 
 MOST_UNROLLED = 8
@@ -62,12 +63,9 @@ class Before(Enum):
 
 @dataclass(frozen=True)
 class Writing:
-    """How the characters of a text are written.
+    """How the characters of a text are written: those of ranges, and any one.
 
-    Attributes:
-        leaf: from ranges to the language of how one of their characters is written. No character
-            is written in two ways.
-        character: the language of how any character is written.
+    No character is written in two ways.
     """
 
     leaf: Callable[[Ranges], Node]
@@ -77,31 +75,29 @@ class Writing:
 def found_in(tree: Tree, writing: Writing, overapproximate: bool = False) -> Node:
     """The texts in which a pattern is found; see the module's docstring for `overapproximate`.
 
-    Raises:
-        ConstraintError: an assertion stands where no automaton can follow it.
+    An assertion that no automaton can follow where it stands is refused.
     """
-    reader = _LanguageBuilder(writing)
+    reader = _LanguageBuilder(writing, overapproximate)
     some = repeat(writing.character, 1, None)
-    at_start = reader.part(tree, reader.anything, Before.START, overapproximate)
+    at_start = reader.part(tree, reader.anything, Before.START)
     if tree.assertions & BOUNDARIES:
         word, other = (
-            reader.part(tree, reader.anything, before, overapproximate)
-            for before in (Before.WORD, Before.OTHER)
+            reader.part(tree, reader.anything, before) for before in (Before.WORD, Before.OTHER)
         )
         later = either(
             sequence(reader.anything, writing.leaf(ranges), language)
             for ranges, language in ((ASCII_WORD, word), (_no_word(), other))
         )
     elif "^" in tree.assertions:
-        later = sequence(some, reader.part(tree, reader.anything, Before.SOME, overapproximate))
+        later = sequence(some, reader.part(tree, reader.anything, Before.SOME))
     else:
         return sequence(reader.anything, at_start)
     return either([at_start, later])
 
 
-def matched_by(tree: Tree, writing: Writing, overapproximate: bool = False) -> Node:
+def matched_by(tree: Tree, writing: Writing) -> Node:
     """The texts that a tree without assertions matches."""
-    return _LanguageBuilder(writing).plain(tree, overapproximate)
+    return _LanguageBuilder(writing, False).plain(tree)
 
 
 def whole_text(tree: Tree) -> Tree | None:
@@ -120,43 +116,43 @@ def whole_text(tree: Tree) -> Tree | None:
 class _LanguageBuilder:
     """Reads trees that are written in one way."""
 
-    def __init__(self, writing: Writing) -> None:
-        self.writing = writing
+    def __init__(self, writing: Writing, overapproximate: bool) -> None:
+        self.writing, self.overapproximate = writing, overapproximate
         self.anything = repeat(writing.character, 0, None)
 
-    def plain(self, tree: Tree, overapproximate: bool) -> Node:
+    def plain(self, tree: Tree) -> Node:
         """The language of a tree; an assertion in it holds nowhere."""
         if isinstance(tree, Characters):
-            return self.writing.leaf(tree.possible if overapproximate else tree.sure)
+            return self.writing.leaf(tree.possible if self.overapproximate else tree.sure)
         if isinstance(tree, Sequence):
-            return sequence(*(self.plain(item, overapproximate) for item in tree.items))
+            return sequence(*map(self.plain, tree.items))
         if isinstance(tree, Alternatives):
-            return either(self.plain(option, overapproximate) for option in tree.options)
+            return either(map(self.plain, tree.options))
         if isinstance(tree, Repetition):
-            return repeat(self.plain(tree.item, overapproximate), tree.least, tree.most)
+            return repeat(self.plain(tree.item), tree.least, tree.most)
         return NOTHING
 
-    def part(self, tree: Tree, rest: Node, before: Before, overapproximate: bool) -> Node:
+    def part(self, tree: Tree, rest: Node, before: Before) -> Node:
         """The texts whose beginning `tree` matches and that continue as `rest` says."""
         if not tree.assertions:
-            return sequence(self.plain(tree, overapproximate), rest)
+            return sequence(self.plain(tree), rest)
         if isinstance(tree, Sequence):
-            return self.items(tree.items, rest, before, overapproximate)
+            return self.items(tree.items, rest, before)
         if isinstance(tree, Alternatives):
-            return either(self.part(o, rest, before, overapproximate) for o in tree.options)
+            return either(self.part(option, rest, before) for option in tree.options)
         if isinstance(tree, Repetition):
-            return self.repetition(tree, rest, before, overapproximate)
+            return self.repetition(tree, rest, before)
         if isinstance(tree, Ahead):
-            content = self.part(
-                tree.content, self.anything, before, overapproximate != tree.negative
-            )
-            return self.without(rest, content) if tree.negative else self.both(rest, content)
+            inner = copy(self)
+            inner.overapproximate = self.overapproximate != tree.negative
+            content = inner.part(tree.content, inner.anything, before)
+            if not tree.negative:
+                return self.both(rest, content)
+            return without(rest, content)
         assert isinstance(tree, Anchor)
-        return self.anchor(tree.kind, rest, before, overapproximate)
+        return self.anchor(tree.kind, rest, before)
 
-    def items(
-        self, items: tuple[Tree, ...], rest: Node, before: Before, overapproximate: bool
-    ) -> Node:
+    def items(self, items: tuple[Tree, ...], rest: Node, before: Before) -> Node:
         if not items:
             return rest
         plain = next((n for n, item in enumerate(items) if item.assertions), len(items))
@@ -164,60 +160,41 @@ class _LanguageBuilder:
         first: Tree = items[0] if count == 1 else Sequence(items[:count])
         after = Sequence(items[count:])
         least, most = first.width
-        if most == 0 or not after.assertions & LOOKING_BACK:
-            moved = before if most == 0 else Before.SOME
-            return self.part(
-                first, self.part(after, rest, moved, overapproximate), before, overapproximate
-            )
-        if least > 0:
-            moved = _moved(first)
-            return self.part(
-                first, self.part(after, rest, moved, overapproximate), before, overapproximate
-            )
-        # It may match nothing, and only then does what follows begin where it begins.
-        if after.assertions - {"^", "$"} or first.assertions:
+        looks_back = after.assertions & LOOKING_BACK
+        # If it may match nothing, only then does what follows begin where it begins.
+        is_open = looks_back and least == 0 and most != 0
+        if is_open and (after.assertions - {"^", "$"} or first.assertions):
             raise ConstraintError(
                 r"^, \b or \B after a part of a pattern that may be empty is not supported"
             )
-        return either(
-            [
-                self.part(after, rest, before, overapproximate),
-                self.part(
-                    first,
-                    self.part(after, rest, Before.SOME, overapproximate),
-                    before,
-                    overapproximate,
-                ),
-            ]
-        )
+        moved = before if most == 0 else Before.SOME
+        if looks_back and least > 0:
+            moved = _moved(first)
+        found = self.part(first, self.part(after, rest, moved), before)
+        return either([self.part(after, rest, before), found]) if is_open else found
 
-    def repetition(
-        self, tree: Repetition, rest: Node, before: Before, overapproximate: bool
-    ) -> Node:
+    def repetition(self, tree: Repetition, rest: Node, before: Before) -> Node:
         item = tree.item
         if tree.most is not None and tree.most <= MOST_UNROLLED:
             more = [Sequence((item,) * count) for count in range(tree.least, tree.most + 1)]
-            return either(self.part(one, rest, before, overapproximate) for one in more)
+            return either(self.part(one, rest, before) for one in more)
         if tree.least > 1 or tree.most is not None or item.assertions - {"^", "$"}:
             raise ConstraintError("an assertion inside a repetition of a pattern is not supported")
         # ^ may hold in the first round only, and $ in the last one.
-        last = self.part(item, rest, Before.SOME, overapproximate)
-        inside = sequence(repeat(self.plain(item, overapproximate), 0, None), last)
-        rounds = [
-            self.part(item, rest, before, overapproximate),
-            self.part(item, inside, before, overapproximate),
-        ]
+        last = self.part(item, rest, Before.SOME)
+        inside = sequence(repeat(self.plain(item), 0, None), last)
+        rounds = [self.part(item, rest, before), self.part(item, inside, before)]
         return either([*rounds, rest] if tree.least == 0 else rounds)
 
-    def anchor(self, kind: str, rest: Node, before: Before, overapproximate: bool) -> Node:
+    def anchor(self, kind: str, rest: Node, before: Before) -> Node:
         if kind == "^":
             return rest if before is Before.START else NOTHING
         if kind == "$":
             # Python's $ holds before a line feed at the end of the text, too.
-            if overapproximate:
+            if self.overapproximate:
                 return self.both(rest, optional(self.writing.leaf(((0xA, 0xA),))))
             return EMPTY_TEXT if _nullable(rest) else NOTHING
-        if overapproximate or before is Before.SOME:
+        if self.overapproximate or before is Before.SOME:
             raise ConstraintError(
                 rf"{kind} is supported only where it is sure whether the character before it "
                 "belongs to a word"
@@ -232,10 +209,7 @@ class _LanguageBuilder:
             return right
         if right is self.anything:
             return left
-        return NOTHING if left.empty or right.empty else Both(left, right)
-
-    def without(self, left: Node, right: Node) -> Node:
-        return left if left.empty or right.empty else Without(left, right)
+        return both(left, right)
 
 
 def _moved(tree: Tree) -> Before:

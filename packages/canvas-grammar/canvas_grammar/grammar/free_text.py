@@ -18,16 +18,7 @@ PROSE = repeat(FREE, 0, None)
 
 
 def free_text(without: Collection[str], marks: Marks, most: int | None = None) -> Node:
-    """Any text, the empty one included, in which some texts do not occur.
-
-    Args:
-        without: the texts.
-        marks: the vocabulary's tokens for parts of texts.
-        most: number of characters that it may have.
-
-    Raises:
-        ConstraintError: one of the texts is empty.
-    """
+    """Any text of up to `most` characters in which some texts do not occur; these are not empty."""
     text = PROSE
     if without:
         text = Without(PROSE, sequence(PROSE, _any_of(without, marks), PROSE))
@@ -44,9 +35,6 @@ def dispatched(
         without: texts that do not occur in the free text.
         marks: the vocabulary's tokens for parts of texts.
         loop: whether free text, and further triggers, may follow; otherwise nothing does.
-
-    Raises:
-        ConstraintError: a trigger or one of the texts is empty.
     """
     avoided = [*bodies, *without]
     begun = either(

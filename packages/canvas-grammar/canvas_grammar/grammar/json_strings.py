@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 from canvas_grammar.grammar.ecma import Repetition, Sequence, Tree, parse
-from canvas_grammar.grammar.ecma_language import (
-    Writing,
-    found_in,
-    matched_by,
-    whole_text,
-)
+from canvas_grammar.grammar.ecma_language import Writing, found_in, matched_by, whole_text
 from canvas_grammar.grammar.json.values import (
     ANY_BUT_CONTROLS,
     ANY_BUT_NULL,
@@ -29,18 +24,9 @@ from canvas_grammar.grammar.json.values import (
     QUOTE,
     inside_string,
 )
-from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.grammar.json_formats import AUTOMATA
-from canvas_grammar.grammar.language import (
-    ANY,
-    NOTHING,
-    Node,
-    Ranges,
-    chars,
-    repeat,
-    sequence,
-)
-from canvas_grammar.grammar.rules import REMEMBERED, Both, Without, shared
+from canvas_grammar.grammar.language import ANY, NOTHING, Node, Ranges, chars, repeat, sequence
+from canvas_grammar.grammar.rules import REMEMBERED, both, shared, without
 from canvas_grammar.limits import ConstraintError
 
 # Each character that is counted takes nine states of an automaton.
@@ -50,14 +36,30 @@ MOST_SHOWN = 200  # characters of a pattern in a message
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """How the characters of a string are written.
+class StringFacts:
+    """What a schema's keywords together say about a string.
 
     Attributes:
-        leaf: from ranges to the language of how one of their characters is written.
-        character: the language of how any character is written.
-        nonzero: the same without U+0000, for strings with conditions.
-        counted: the same, for strings of counted lengths.
+        least: characters (code points) that a string has at least.
+        most: characters that it has at most; None means any number.
+        patterns: regular expressions of JSON Schema, each of which is found in it.
+        formats: names of formats that it has.
+        excluded: a string that has the properties of any of these is left out.
+    """
+
+    least: int = 0
+    most: int | None = None
+    patterns: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    excluded: tuple[StringFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How the characters of a string are written: those of ranges, and any one.
+
+    Any one is a `nonzero` one in strings with conditions, and a `counted` one in those of counted
+    lengths.
     """
 
     leaf: Callable[[Ranges], Node]
@@ -77,22 +79,13 @@ RAW = Spelling(chars, chars(ANY), chars(ANY), chars(ANY))
 
 @lru_cache(REMEMBERED)
 def string_language(facts: StringFacts) -> Node:
-    """The strings with these properties; equal facts give the same node.
-
-    Raises:
-        ConstraintError: see `string_tree`.
-    """
+    """The strings with these properties; equal facts give the same node."""
     return shared("string", string_tree(facts))
 
 
 @lru_cache(REMEMBERED)
 def string_tree(facts: StringFacts) -> Node:
-    """The same as `string_language` without a call of a rule, so that it may be part of `Both`.
-
-    Raises:
-        ConstraintError: a pattern is invalid, or no automaton can follow it, or what is excluded
-            cannot be distinguished.
-    """
+    """The same as `string_language` without a call of a rule, so that it may be part of `Both`."""
     return sequence(QUOTE, string_content(facts), QUOTE)
 
 
@@ -101,24 +94,16 @@ def string_content(
 ) -> Node:
     """What stands between the quotes of `string_tree`.
 
-    Args:
-        facts: conditions on the string.
-        spelling: how its characters are written.
-        overapproximate: whether a string need only meet the conditions for some reader, see
-            `ecma_language`.
+    To overapproximate, a string need only meet the conditions for some reader, see `ecma_language`.
 
     Raises:
-        ConstraintError: see `string_tree`.
+        ConstraintError: no automaton can follow a pattern, or what is excluded cannot be
+            distinguished.
     """
     facts = _without_lengths_excluded(facts)
     if facts.most is not None and facts.most < facts.least:
         return NOTHING
-    counts = facts.least, facts.most
-    conditions = _conditions(facts, overapproximate)
-    without_null = bool(facts.excluded) or bool(conditions)
-    language = reduce(
-        _both, _languages(conditions, counts, overapproximate, spelling, without_null)
-    )
+    language = reduce(both, _languages(facts, overapproximate, spelling))
     for excluded in facts.excluded:
         only_formats = excluded.formats and not excluded.patterns and not excluded.excluded
         if only_formats and not overapproximate:
@@ -126,8 +111,7 @@ def string_content(
                 f"format {excluded.formats[0]!r} cannot be excluded: readers disagree on it"
             )
         if not language.empty:
-            outside = string_content(excluded, spelling, not overapproximate)
-            language = language if outside.empty else Without(language, outside)
+            language = without(language, string_content(excluded, spelling, not overapproximate))
     return language
 
 
@@ -157,31 +141,27 @@ def _conditions(facts: StringFacts, overapproximate: bool) -> list[tuple[str, Tr
     return [*found, *((name, parse(f"^(?:{text})$")) for name, text in known)]
 
 
-def _languages(
-    conditions: list[tuple[str, Tree]],
-    counts: tuple[int, int | None],
-    overapproximate: bool,
-    spelling: Spelling,
-    without_null: bool,
-) -> Iterable[Node]:
+def _languages(facts: StringFacts, overapproximate: bool, spelling: Spelling) -> Iterable[Node]:
     """Languages whose intersection is the strings."""
     writing = Writing(spelling.leaf, spelling.nonzero)
-    counts = _at_hand(conditions, counts, overapproximate)
+    conditions = _conditions(facts, overapproximate)
+    counts = _at_hand(conditions, (facts.least, facts.most), overapproximate)
     counted = False
     for name, tree in conditions:
         content = whole_text(tree)
-        clipped = (
-            None if content is None or counted or overapproximate else _clipped(content, *counts)
-        )
+        clipped = None
+        if content is not None and not counted and not overapproximate:
+            clipped = _clipped(content, *counts)
         counted |= clipped is not None
         with _named(name):
-            if clipped is not None:
-                yield matched_by(clipped, writing)
-            else:
-                yield found_in(tree, writing, overapproximate)
+            yield (
+                matched_by(clipped, writing)
+                if clipped
+                else found_in(tree, writing, overapproximate)
+            )
     if not counted and (not conditions or counts != (0, None)):
         least, most = counts
-        character = spelling.nonzero if without_null else spelling.character
+        character = spelling.nonzero if conditions or facts.excluded else spelling.character
         if max(least, most or 0) > FEW and not overapproximate:
             character = spelling.counted
         yield repeat(character, least, most)
@@ -231,7 +211,3 @@ def _clipped(tree: Tree, least: int, most: int | None) -> Tree | None:
     elif isinstance(item, Sequence):
         clipped = _clipped(item, least, most)
     return None if clipped is None else Sequence((*items[:place], clipped, *items[place + 1 :]))
-
-
-def _both(left: Node, right: Node) -> Node:
-    return NOTHING if left.empty or right.empty else Both(left, right)

@@ -1,17 +1,13 @@
 """Represent regular languages as small trees, and as expressions for `outlines_core`.
 
-Users write regular expressions and schemas. Both become these trees, and only trees are turned into
-expressions, with every character given by its code point. So no detail of a user's dialect reaches
-`outlines_core`. Trees share parts. Each node stores its size, because a shared part is repeated in
-the expression.
-
-A language contains neither U+0000, which `automaton` uses to mark the end of a text, nor
-surrogates, which UTF-8 cannot encode.
+Every character of an expression is given by its code point, so no detail of a user's dialect
+reaches `outlines_core`. Trees share parts, which are repeated in the expression. A language
+contains neither U+0000, which marks the end of a text, nor surrogates, which UTF-8 cannot encode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from canvas_grammar.limits import CompileLimits, ConstraintError
@@ -30,9 +26,8 @@ class Node:
     """A language.
 
     Attributes:
-        positions: byte positions with all repetitions counted; for usual character sets an upper
-            bound.
-        length: an upper bound of the length of the expression that `as_expression` returns.
+        positions: byte positions with all repetitions counted.
+        length: an upper bound of the length of its expression.
         empty: whether no text belongs to it, not even the empty text.
     """
 
@@ -40,14 +35,19 @@ class Node:
     length: int = field(init=False, default=0)
     empty: bool = field(init=False, default=False)
 
+    _inside: tuple[Node, ...] = field(init=False, default=(), repr=False)
+
     def inside(self) -> tuple[Node, ...]:
         """The languages that it is made of, its children."""
-        return ()
+        return self._inside
 
-    def _measured(self, positions: int, length: int, empty: bool = False) -> None:
+    def _measured(
+        self, positions: int, length: int, empty: bool = False, inside: tuple[Node, ...] = ()
+    ) -> None:
         object.__setattr__(self, "positions", positions)
         object.__setattr__(self, "length", length)
         object.__setattr__(self, "empty", empty)
+        object.__setattr__(self, "_inside", inside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +69,12 @@ class Chain(Node):
 
     parts: tuple[Node, ...]
 
-    def inside(self) -> tuple[Node, ...]:
-        """The parts."""
-        return self.parts
-
     def __post_init__(self) -> None:
         self._measured(
             sum(part.positions for part in self.parts),
             sum(part.length for part in self.parts),
             any(part.empty for part in self.parts),
+            self.parts,
         )
 
 
@@ -87,15 +84,12 @@ class Either(Node):
 
     options: tuple[Node, ...]
 
-    def inside(self) -> tuple[Node, ...]:
-        """The options."""
-        return self.options
-
     def __post_init__(self) -> None:
         self._measured(
             1 + sum(option.positions for option in self.options),
             4 + sum(option.length + 1 for option in self.options),
             all(option.empty for option in self.options),
+            self.options,
         )
 
 
@@ -107,16 +101,13 @@ class Repeat(Node):
     least: int
     most: int | None
 
-    def inside(self) -> tuple[Node, ...]:
-        """The part."""
-        return (self.part,)
-
     def __post_init__(self) -> None:
         times = self.least + 1 if self.most is None else self.most
         self._measured(
             1 + times * self.part.positions,
             self.part.length + 24,
             self.part.empty and self.least > 0,
+            (self.part,),
         )
 
 
@@ -207,15 +198,9 @@ def intersection(left: Ranges, right: Ranges) -> Ranges:
 
 
 def as_expression(node: Node, limits: CompileLimits, symbol: Callable[[Node], str]) -> str:
-    """The language as a regular expression of Rust's ``regex`` crate.
+    """The language as a regular expression of Rust's ``regex`` crate, if it is not too large.
 
-    Args:
-        node: the language.
-        limits: caps on its size.
-        symbol: the expression that stands for a node of another module, such as a call.
-
-    Raises:
-        ConstraintError: the language exceeds `limits`.
+    `symbol` gives the expression that stands for a node of another module, such as a call.
     """
     check_size(node, limits)
     pieces: list[str] = []
@@ -224,11 +209,7 @@ def as_expression(node: Node, limits: CompileLimits, symbol: Callable[[Node], st
 
 
 def check_size(node: Node, limits: CompileLimits) -> None:
-    """Refuse a language whose expression would be too large.
-
-    Raises:
-        ConstraintError: it would be too large; the message says how large.
-    """
+    """Refuse a language whose expression would be too large."""
     for name, have, most in (
         ("byte positions", node.positions, limits.positions),
         ("characters as a regular expression", node.length, limits.expression_characters),
@@ -246,21 +227,15 @@ def _write(node: Node, pieces: list[str], symbol: Callable[[Node], str]) -> None
     elif isinstance(node, Chain):
         for part in node.parts:
             _write(part, pieces, symbol)
-    elif isinstance(node, Either):
-        _joined(node.options, pieces, symbol)
-    elif isinstance(node, Repeat):
-        _joined([node.part], pieces, symbol)
-        most = "" if node.most is None else node.most
-        pieces.append(f"{{{node.least},{most}}}")
+    elif isinstance(node, Either | Repeat):
+        for n, option in enumerate(node.inside()):
+            pieces.append("|" if n else "(?:")
+            _write(option, pieces, symbol)
+        pieces.append(")")
+        if isinstance(node, Repeat):
+            pieces.append(f"{{{node.least},{'' if node.most is None else node.most}}}")
     else:
         pieces.append(symbol(node))
-
-
-def _joined(options: Sequence[Node], pieces: list[str], symbol: Callable[[Node], str]) -> None:
-    for n, option in enumerate(options):
-        pieces.append("|" if n else "(?:")
-        _write(option, pieces, symbol)
-    pieces.append(")")
 
 
 def _range(first: int, last: int) -> str:

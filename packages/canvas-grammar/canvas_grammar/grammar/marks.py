@@ -38,12 +38,7 @@ OTHER_MARKS = repeat(Mark(OTHER, OTHER), 0, None)
 
 
 class Marks:
-    """The marks of a vocabulary, and the numbers of those that a constraint names.
-
-    Attributes:
-        special: the texts of special tokens, which readers of calls may drop.
-        numbers: from tokens to the numbers of their marks.
-    """
+    """The marks of a vocabulary, and the numbers of those that a constraint names, by token."""
 
     def __init__(
         self, added: Mapping[str, int] | None = None, special: Collection[str] = (),
@@ -53,7 +48,7 @@ class Marks:
 
         Args:
             added: from the texts of tokens that may be written to their ids.
-            special: as the attribute.
+            special: the texts of special tokens, which readers of calls may drop.
             hides_special: special tokens are left out of the text that a client gets, so that texts
                 do not name them.
         """
@@ -73,11 +68,7 @@ class Marks:
         return every
 
     def mark(self, token: int) -> Mark:
-        """The mark of a token.
-
-        Raises:
-            ConstraintError: the constraint names too many.
-        """
+        """The mark of a token; a constraint may name `MOST` of them."""
         number = self.numbers.get(token) or max([OTHER, *self.numbers.values()]) + 1
         if number > MOST:
             raise ConstraintError(f"the constraint names more than {MOST - OTHER} special tokens")

@@ -1,8 +1,8 @@
 """Define rules: named languages that other languages call, and that may call themselves.
 
-A tree of `language` without a `Call` is a regular language. A rule is compiled once, however often
-it is called, and a call returns to where it was made. So the language of a tree with calls is
-context-free, and its texts may nest as deeply as the stack of an automaton allows.
+A rule is compiled once, however often it is called, and a call returns to where it was made. So
+the language of a tree with calls is context-free, and its texts may nest as deeply as the stack of
+an automaton allows.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ def finite_automaton(
         moves: maps a state to the characters that may come next, and the states after them. No
             state may be reached from itself.
         accepts: whether a text may end in a state.
-        most_states: a cap on the states that are examined.
-
-    Raises:
-        ConstraintError: there are more than `most_states`.
+        most_states: a cap on the states that are examined; more are refused.
     """
     # Equal states have equal rows. None is the number of a state without texts.
     number: dict[State, int | None] = {}
@@ -85,16 +82,13 @@ def finite_automaton(
 
 
 class Rule:
-    """A language that is called by its identity.
+    """A language that is called by its identity; its name is for messages.
 
-    Attributes:
-        name: for messages.
-        body: the language; it may be set after the rule has been called, and may call it.
+    Its body may be set after the rule has been called, and may call it.
     """
 
     def __init__(self, name: str, body: Node = NOTHING) -> None:
-        self.name = name
-        self.body = body
+        self.name, self.body = name, body
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,12 +108,8 @@ class Both(Node):
     left: Node
     right: Node
 
-    def inside(self) -> tuple[Node, ...]:
-        """The two languages."""
-        return (self.left, self.right)
-
     def __post_init__(self) -> None:
-        self._measured(3, 8, self.left.empty or self.right.empty)
+        self._measured(3, 8, self.left.empty or self.right.empty, (self.left, self.right))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +119,18 @@ class Without(Node):
     left: Node
     right: Node
 
-    def inside(self) -> tuple[Node, ...]:
-        """The two languages."""
-        return (self.left, self.right)
-
     def __post_init__(self) -> None:
-        self._measured(3, 8, self.left.empty)
+        self._measured(3, 8, self.left.empty, (self.left, self.right))
+
+
+def both(left: Node, right: Node) -> Node:
+    """The texts of two languages, see `Both`."""
+    return NOTHING if left.empty or right.empty else Both(left, right)
+
+
+def without(left: Node, right: Node) -> Node:
+    """The texts of one language that another one lacks, see `Without`."""
+    return left if left.empty or right.empty else Without(left, right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,42 +138,32 @@ class WithoutFirst(Node):
     """The texts of a language that begin with a first text, without that text.
 
     A list such as ``(,a)?(,b)?(,c)?`` is of linear size only with a comma in front of each item;
-    `WithoutFirst` takes the first comma away.
-
-    Attributes:
-        first: the text, which no call of `rest` may begin.
-        rest: a language that may call rules.
+    `WithoutFirst` takes the first comma away. No call of `rest` may begin with the text.
     """
 
     first: str
     rest: Node
 
-    def inside(self) -> tuple[Node, ...]:
-        """The language."""
-        return (self.rest,)
-
     def __post_init__(self) -> None:
-        self._measured(3, 8, self.rest.empty)
+        self._measured(3, 8, self.rest.empty, (self.rest,))
 
 
-def is_empty(node: Node, empty: Collection[Node]) -> bool:
-    """Whether a language has no text, given others without any, which may be parts of it."""
-    known = {id(each.rule) if isinstance(each, Call) else id(each) for each in empty}
-    return _is_empty(node, known)
+def node_id(node: Node) -> int:
+    """A number by which nodes are told apart: all calls of a rule have one."""
+    return id(node.rule) if isinstance(node, Call) else id(node)
 
 
-def _is_empty(node: Node, known: Collection[int]) -> bool:
-    if node.empty or (id(node.rule) if isinstance(node, Call) else id(node)) in known:
+def is_empty(node: Node, empty: Collection[int]) -> bool:
+    """Whether a language has no text, given the `node_id` of parts without any."""
+    if node.empty or node_id(node) in empty:
         return True
-    inside = (_is_empty(part, known) for part in node.inside())
+    inside = (is_empty(part, empty) for part in node.inside())
     if isinstance(node, Chain):
         return any(inside)
     if isinstance(node, Either):
         return all(inside)
     return isinstance(node, Repeat) and node.least > 0 and any(inside)
 
-
-# ---- Large languages that occur often become rules, which are compiled once.
 
 # Languages of up to this many byte positions are cheaper where they are used than as a rule.
 MOST_INLINE_POSITIONS = 40

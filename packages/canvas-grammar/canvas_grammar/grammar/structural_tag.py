@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from canvas_grammar.grammar.ebnf import ebnf
 from canvas_grammar.grammar.free_text import dispatched, free_text
-from canvas_grammar.grammar.json.gemma import gemma_arguments
+from canvas_grammar.grammar.grammars import ebnf
+from canvas_grammar.grammar.json.calls import STYLES, gemma_arguments, xml_arguments
 from canvas_grammar.grammar.json.reader import SchemaLanguage, read_schema
 from canvas_grammar.grammar.json.values import short
-from canvas_grammar.grammar.json.xml import STYLES, xml_arguments
 from canvas_grammar.grammar.language import Node, either, optional, repeat, sequence
 from canvas_grammar.grammar.marks import GEMMA, LENIENT, Marks
 from canvas_grammar.grammar.regex import regex
@@ -23,24 +23,16 @@ from canvas_grammar.limits import CompileLimits, ConstraintError
 
 # Fields that never allow more than a format allows without them, so they are skipped: properties
 # stand in the order of the schema, with at most one space between tokens of JSON.
-NARROWER: dict[str, tuple[Any, ...]] = {
-    "any_order": (False, True),
-    "excludes": ([],),
-}
+NARROWER: dict[str, tuple[Any, ...]] = {"any_order": (False, True), "excludes": ([],)}
 Format = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a format stands.
+    """The place where a format stands."""
 
-    Attributes:
-        depth: number of formats around it.
-        ends: the ends of the tags around it, which free text in them does not contain.
-    """
-
-    depth: int = 0
-    ends: tuple[str, ...] = ()
+    depth: int = 0  # the number of formats around it
+    ends: tuple[str, ...] = ()  # of the tags around it, which free text in them does not contain
 
 
 def structural_tag(value: Any, limits: CompileLimits, marks: Marks | None = None) -> Node:
@@ -55,13 +47,9 @@ def structural_tag(value: Any, limits: CompileLimits, marks: Marks | None = None
 def read_structural_tag(
     value: Any, limits: CompileLimits, marks: Marks
 ) -> tuple[Node, tuple[str, ...]]:
-    """Do what `structural_tag` does, and also return the ignored keywords of its schemas.
-
-    Raises:
-        ConstraintError: as for `structural_tag`.
-    """
+    """Do what `structural_tag` does, and also return the ignored keywords of its schemas."""
     reader = _TagReader(limits, marks)
-    return reader.whole(value), tuple(reader.ignored)
+    return reader.format(_format_of(value), Place()), tuple(reader.ignored)
 
 
 def _format_of(value: Any) -> Any:
@@ -111,10 +99,6 @@ class _TagReader:
             ),
         }
 
-    def whole(self, value: Any) -> Node:
-        """The language of a structural tag."""
-        return self.format(_format_of(value), Place())
-
     def format(self, value: Any, place: Place) -> Node:
         """The language of one format."""
         if place.depth > self.limits.depth:
@@ -146,9 +130,9 @@ class _TagReader:
             raise ConstraintError("structural_tag: max_whitespace_cnt is a positive number")
         style = value.get("style", "json")
         if style == "json":
-            return self._read(value, lambda schema: read_schema(schema, self.limits))
+            return self._read(value, read_schema)
         if style == GEMMA:
-            return self._read(value, lambda schema: gemma_arguments(schema, self.marks))
+            return self._read(value, partial(gemma_arguments, marks=self.marks))
         if style not in STYLES:
             raise ConstraintError(
                 f"structural_tag: style {short(style)} is not supported with diffusion models; "
@@ -156,9 +140,8 @@ class _TagReader:
             )
         # Qwen's calls have line ends around values, and MiMo's, of the same style, have not.
         wrapped = style == "qwen_xml" and any(end.startswith("\n") for end in place.ends[-1:])
-        return self._read(
-            value, lambda schema: xml_arguments(schema, STYLES[style], self.marks, wrapped)
-        )
+        read = partial(xml_arguments, style=STYLES[style], marks=self.marks, wrapped=wrapped)
+        return self._read(value, read)
 
     def _read(self, value: Format, read: Callable[[Any], SchemaLanguage]) -> Node:
         try:
@@ -176,7 +159,11 @@ class _TagReader:
         most = value.get("max_chars")
         if most is not None and not (isinstance(most, int) and most >= 0):
             raise ConstraintError("structural_tag: max_chars is a number")
-        return free_text([*_texts(value.get("excludes", [])), *place.ends], self.marks, most)
+        return free_text(self._without(value, place), self.marks, most)
+
+    def _without(self, value: Format, place: Place) -> list[str]:
+        """Texts that free text at a place does not contain."""
+        return [*_texts(value.get("excludes", [])), *place.ends]
 
     def _tag(self, value: Format, place: Place) -> Node:
         return sequence(self._written(value["begin"]), self._after_begin(value, place))
@@ -207,10 +194,9 @@ class _TagReader:
                     f"structural_tag: {short(begin)} must begin with one of the triggers"
                 )
             after[found[0]].append(sequence(self._written(begin.removeprefix(found[0])), rest))
-        without = [*_texts(value.get("excludes", [])), *place.ends]
         loop = not value.get("stop_after_first", False)
         bodies = {trigger: either(options) for trigger, options in after.items()}
-        prose = dispatched(bodies, without, self.marks, loop)
+        prose = dispatched(bodies, self._without(value, place), self.marks, loop)
         if not value.get("at_least_one", False):
             return prose
         first = either(sequence(self._written(begin), rest) for begin, rest in tags)
@@ -222,8 +208,8 @@ class _TagReader:
             if not isinstance(rule, list) or len(rule) != 2 or rule[0] in bodies:
                 raise ConstraintError("structural_tag: rules are pairs of a pattern and a format")
             bodies[_text(rule[0])] = self.format(rule[1], place)
-        without = [*_texts(value.get("excludes", [])), *place.ends]
-        return dispatched(bodies, without, self.marks, value.get("loop", True))
+        loop = value.get("loop", True)
+        return dispatched(bodies, self._without(value, place), self.marks, loop)
 
     def _repeat(self, value: Format, place: Place) -> Node:
         least, most = value["min"], value["max"]
@@ -248,7 +234,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    return [_text(text) for text in _list(value)]
+    return list(map(_text, _list(value)))
 
 
 def _text(value: Any) -> str:

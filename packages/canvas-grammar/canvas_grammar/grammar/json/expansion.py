@@ -14,14 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
-from canvas_grammar.grammar.ecma import (
-    Alternatives,
-    Characters,
-    Repetition,
-    Sequence,
-    Tree,
-    parse,
-)
+from canvas_grammar.grammar.ecma import Alternatives, Characters, Repetition, Sequence, Tree, parse
 from canvas_grammar.grammar.json.facts import (
     Facts,
     Layer,
@@ -30,7 +23,7 @@ from canvas_grammar.grammar.json.facts import (
     Trace,
     Words,
     assert_keywords,
-    fits_number,
+    exact,
     fits_string,
 )
 from canvas_grammar.grammar.json.negation import (
@@ -43,30 +36,22 @@ from canvas_grammar.grammar.json.negation import (
 from canvas_grammar.grammar.json.references import Document, circular
 from canvas_grammar.grammar.json.subschemas import KINDS, REFERENCES, Literal, Subschema
 from canvas_grammar.grammar.json.values import found, identity, kind_of
-from canvas_grammar.grammar.json_facts import StringFacts
+from canvas_grammar.grammar.json_strings import StringFacts
 from canvas_grammar.limits import ConstraintError, spend
-
-# ---- The state of reading conditions: facts so far, conditions ahead, and disjunctions ahead.
 
 
 @dataclass(frozen=True)
 class Disjunction:
     """At least one of some options holds.
 
-    Attributes:
-        options: the options.
-        trace: how the subschema was reached.
-        subschema: the subschema that it comes from.
-        unsaid: keywords of options that cannot be expressed.
-        denied: whether it says that the subschema does not hold.
-        condition: of an ``if``, whose first option is that it holds, and the second the opposite.
+    That of an ``if`` has a condition: its first option is that it holds, the second the opposite.
     """
 
     options: list[Option]
-    trace: Trace | None
-    subschema: Subschema
-    unsaid: tuple[str, ...] = ()
-    denied: bool = False
+    trace: Trace | None  # how the subschema was reached
+    subschema: Subschema  # that it comes from
+    unsaid: tuple[str, ...] = ()  # keywords of options that cannot be expressed
+    denied: bool = False  # whether it says that the subschema does not hold
     condition: Literal | None = None
 
     @property
@@ -84,34 +69,20 @@ class Disjunction:
             return None
         for name in self.condition.subschema.keywords.get("properties", ()):
             if name not in facts.required and name not in facts.absent:
-                there = changed(Facts.require, name)
-                missing = changed(Facts.lack, name)
-                return Disjunction([there, missing], self.trace, self.subschema)
+                options = [changed(Facts.require, name), changed(Facts.lack, name)]
+                return Disjunction(options, self.trace, self.subschema)
         return None
 
 
 @dataclass
 class Branch:
-    """A way through the disjunctions.
-
-    Attributes:
-        facts: what holds.
-        todo: conditions that are not read yet, and how each was reached.
-        disjunctions: disjunctions that are not made yet.
-        seen: conditions that were read.
-        last: the subschema of the last disjunction.
-    """
+    """A way through the disjunctions."""
 
     facts: Facts
-    todo: list[tuple[Literal, Trace | None]] = field(default_factory=list)
-    disjunctions: list[Disjunction] = field(default_factory=list)
-    seen: set[Literal] = field(default_factory=set)
-    last: Subschema | None = None
-
-    @classmethod
-    def from_facts(cls, facts: Facts, literals: Iterable[Literal]) -> Branch:
-        """Some facts, and conditions that are still to be read."""
-        return cls(facts, [(literal, None) for literal in literals])
+    todo: list[tuple[Literal, Trace | None]]  # conditions ahead, and how each was reached
+    disjunctions: list[Disjunction] = field(default_factory=list)  # that are not made yet
+    seen: set[Literal] = field(default_factory=set)  # conditions that were read
+    last: Subschema | None = None  # that of the last disjunction
 
     def copy(self) -> Branch:
         """A copy."""
@@ -150,12 +121,8 @@ def disjunctions_of(facts: Facts, words: Words, trace: Trace) -> Iterator[Disjun
         condition = Literal(subschema.child("if"))
         then = (Literal(subschema.child("then")),) if "then" in words else ()
         other = (Literal(subschema.child("else")),) if "else" in words else ()
-        yield Disjunction(
-            [Option((condition, *then)), Option((condition.opposite, *other))],
-            trace,
-            subschema,
-            condition=condition,
-        )
+        options = [Option((condition, *then)), Option((condition.opposite, *other))]
+        yield Disjunction(options, trace, subschema, condition=condition)
     if kind == "object":
         yield from _dependencies(words, trace)
 
@@ -180,12 +147,7 @@ LONGEST = 64
 
 
 def suggested_names(conditions: Iterable[StringFacts], patterns: Iterable[str]) -> Iterator[str]:
-    """Texts that may meet conditions, which the caller has to try.
-
-    Args:
-        conditions: on the name; one of them has to be met.
-        patterns: what the name may have to match, or not.
-    """
+    """Texts that may meet one of some conditions, and match patterns; the caller has to try."""
     known = dict.fromkeys(p for facts in conditions for p in facts.patterns)
     examples = []
     for pattern in list(known | dict.fromkeys(patterns))[:MOST_PATTERNS]:
@@ -295,6 +257,14 @@ def _is_meant(expansion: Expansion, facts: Facts, member: SomeMember, name: str)
     return member.matching is None or found(member.matching, name) is True
 
 
+def _demanded(facts: Facts) -> Iterator[tuple[Literal, ...]]:
+    """The conditions on properties and items that must be there."""
+    if facts.kind == "object":
+        yield from (facts.of_property(name, True) for name in facts.required)
+    elif facts.kind == "array":
+        yield from (facts.of_item(n) for n in range(min(facts.least, facts.leading + 1)))
+
+
 MOST_ALTERNATIVES = 512
 MOST_STATES = 4096
 MOST_STATES_OF_A_PROOF = 64
@@ -319,14 +289,9 @@ class Expansion:
         return kinds
 
     def alternatives(self, kind: str, literals: Iterable[Literal]) -> list[Facts]:
-        """The ways in which values of one type meet all conditions.
-
-        Raises:
-            ConstraintError: there are too many, or a condition cannot be expressed.
-        """
+        """The ways in which values of one type meet all conditions; too many are refused."""
         found: dict[object, Facts] = {}
-        branch = Branch.from_facts(Facts(kind), literals)
-        for facts in self._branches(branch, False, DEPTH_OF_A_PROOF):
+        for facts in self._branches(Facts(kind), literals, over=False):
             found.setdefault(facts.key(), facts)
             if len(found) > MOST_ALTERNATIVES:
                 raise ConstraintError(
@@ -343,43 +308,38 @@ class Expansion:
         if key not in self._possible:
             self._possible[key] = True  # until the opposite is known
             self._possible[key] = any(
-                self._may_be(kind, literals, depth) for kind in self.kinds(literals)
+                True
+                for kind in self.kinds(literals)
+                for _ in self._branches(Facts(kind), literals, True, depth)
             )
         return self._possible[key]
 
     def impossible_part(self, literals: tuple[Literal, ...]) -> tuple[Literal, ...] | None:
         """Conditions on a demanded property or item that no value meets, if there are such."""
         for kind in self.kinds(literals):
-            branch = Branch.from_facts(Facts(kind), literals)
-            for facts in self._branches(branch, True, depth=0):
-                inside = [facts.of_property(name, True) for name in facts.required]
-                inside += [facts.of_item(n) for n in range(min(facts.least, facts.leading + 1))]
-                for conditions in inside:
+            for facts in self._branches(Facts(kind), literals, True, depth=0):
+                for conditions in _demanded(facts):
                     if not self.possible(conditions):
                         return conditions
         return None
 
-    def _may_be(self, kind: str, literals: tuple[Literal, ...], depth: int) -> bool:
-        branch = Branch.from_facts(Facts(kind), literals)
-        return any(True for _ in self._branches(branch, True, depth))
-
     def apart(self, facts: Facts, literal: Literal) -> bool:
         """Whether it is certain that no value that meets the facts meets a condition."""
-        branch = Branch.from_facts(facts.copy(), [literal])
-        return not any(True for _ in self._branches(branch, True, DEPTH_OF_A_PROOF))
+        return not any(True for _ in self._branches(facts.copy(), [literal], over=True))
 
     def admits(self, literals: tuple[Literal, ...], value: object, over: bool = False) -> bool:
         """Whether a value surely meets conditions; with `over`, whether it may meet them."""
         kind = kind_of(value)
         key = (frozenset(literals), kind, over)
         if key not in self._admits:
-            branch = Branch.from_facts(Facts(kind), literals)
-            self._admits[key] = list(self._branches(branch, over, DEPTH_OF_A_PROOF))
+            self._admits[key] = list(self._branches(Facts(kind), literals, over))
         return any(self.fits(facts, value, over) for facts in self._admits[key])
 
-    def _branches(self, branch: Branch, over: bool, depth: int) -> Iterator[Facts]:
+    def _branches(
+        self, facts: Facts, literals: Iterable[Literal], over: bool, depth: int = DEPTH_OF_A_PROOF
+    ) -> Iterator[Facts]:
         """The facts of all alternatives; a proof that takes too long yields what it has."""
-        stack, made = [branch], 0
+        stack, made = [Branch(facts, [(literal, None) for literal in literals])], 0
         while stack:
             branch = stack.pop()
             made += 1
@@ -410,27 +370,18 @@ class Expansion:
         """Add to the facts whatever leaves no choice."""
         while branch.todo and not branch.facts.dead:
             literal, above = branch.todo.pop(0)
+            subschema, negated = literal
             if literal.hopeless:
                 branch.facts.dead = True
             elif not literal.certain:
-                self._check_circular(literal, above)
+                if above is not None and above.passes(subschema):
+                    words = above.subschema.keywords
+                    raise circular(above.subschema, next((k for k in REFERENCES if k in words), ""))
                 if literal in branch.seen:
                     continue
                 branch.seen.add(literal)
-                subschema, negated = literal
                 trace = Trace(subschema, above, not negated and (above is None or above.counts))
-                if negated:
-                    self._deny(branch, trace, over)
-                else:
-                    self._assert(branch, trace, over)
-
-    def _check_circular(self, literal: Literal, above: Trace | None) -> None:
-        trace = above
-        while trace is not None and above is not None:
-            if trace.subschema is literal.subschema:
-                words = above.subschema.keywords
-                raise circular(above.subschema, next((k for k in REFERENCES if k in words), ""))
-            trace = trace.above
+                (self._deny if negated else self._assert)(branch, trace, over)
 
     def _assert(self, branch: Branch, trace: Trace, over: bool) -> None:
         subschema = trace.subschema
@@ -466,13 +417,12 @@ class Expansion:
         while branch.disjunctions:
             n = min(range(len(branch.disjunctions)), key=lambda n: branch.disjunctions[n].rank)
             disjunction = branch.disjunctions.pop(n)
-            if (
-                not over
-                and disjunction.denied
-                and self.apart(branch.facts, Literal(disjunction.subschema))
-            ):
+            if over:
+                return disjunction
+            own = Literal(disjunction.subschema)
+            if disjunction.denied and self.apart(branch.facts, own):
                 continue
-            if disjunction.condition is not None and not over:
+            if disjunction.condition is not None:
                 if self.apart(branch.facts, disjunction.condition):
                     return disjunction.only(1)
                 if self.apart(branch.facts, disjunction.condition.opposite):
@@ -485,9 +435,7 @@ class Expansion:
         facts = branch.facts
         if facts.leftover and not over:  # in a proof, more may be evaluated later
             settle_leftovers(facts)
-        if facts.some:
-            return some_property(self, facts, over)
-        return None
+        return some_property(self, facts, over) if facts.some else None
 
     def _consistent(self, facts: Facts, over: bool, depth: int) -> bool:
         """Whether nothing shows that no value is left."""
@@ -497,15 +445,7 @@ class Expansion:
             return not facts.dead
         if depth <= 0:
             return True
-        if facts.kind == "object":
-            for name in facts.required:
-                if not self.possible(facts.of_property(name, True), depth - 1):
-                    return False
-        elif facts.kind == "array":
-            for n in range(min(facts.least, facts.leading + 1)):
-                if not self.possible(facts.of_item(n), depth - 1):
-                    return False
-        return True
+        return all(self.possible(literals, depth - 1) for literals in _demanded(facts))
 
     def fits(self, facts: Facts, value: object, over: bool, depth: int = DEPTH_OF_A_PROOF) -> bool:
         """Whether a value of the right type surely meets facts; with `over`, whether it may."""
@@ -518,7 +458,7 @@ class Expansion:
         if isinstance(value, bool) or value is None:
             return True
         if isinstance(value, int | float):
-            return fits_number(facts.number, value)
+            return facts.number.fits(exact(value))
         if not facts.least <= len(value) <= (len(value) if facts.most is None else facts.most):  # type: ignore[arg-type]
             return False
         if isinstance(value, dict):

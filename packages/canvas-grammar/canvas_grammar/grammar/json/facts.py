@@ -10,24 +10,26 @@ from typing import Any
 
 from canvas_grammar.grammar.json.subschemas import Literal, Subschema
 from canvas_grammar.grammar.json.values import found, identity, kind_of
-from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
+from canvas_grammar.grammar.json_numbers import NumberFacts
+from canvas_grammar.grammar.json_strings import StringFacts
 
 ANY_STRING, ANY_NUMBER = StringFacts(), NumberFacts()
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """How a condition was reached.
+    """How a condition was reached."""
 
-    Attributes:
-        subschema: the subschema that says it.
-        above: how that subschema was reached, or None for the first one.
-        counts: whether all subschemas on the way hold, so that what they evaluate is evaluated.
-    """
+    subschema: Subschema  # that says it
+    above: Trace | None  # how that subschema was reached
+    counts: bool  # whether all subschemas on the way hold, so that what they evaluate is evaluated
 
-    subschema: Subschema
-    above: Trace | None
-    counts: bool
+    def passes(self, subschema: Subschema) -> bool:
+        """Whether a subschema is on the way."""
+        trace: Trace | None = self
+        while trace is not None and trace.subschema is not subschema:
+            trace = trace.above
+        return trace is not None
 
     def begins_with(self, other: Trace) -> bool:
         """Whether the other one is on the way to this one, and all between them holds."""
@@ -43,10 +45,7 @@ class Trace:
 class Layer:
     """The conditions of one schema on the properties of an object.
 
-    Attributes:
-        properties: conditions by name.
-        patterns: conditions on the properties whose names match a pattern.
-        additional: the condition on all others, or None.
+    They are by name, by a pattern of names, and on all others.
     """
 
     properties: Mapping[str, Literal]
@@ -61,12 +60,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Row:
-    """The conditions of one schema on the items of an array.
-
-    Attributes:
-        first: conditions on the first items.
-        rest: the condition on all others, or None.
-    """
+    """The conditions of one schema on the first items of an array, and on all others."""
 
     first: tuple[Literal, ...]
     rest: Literal | None
@@ -83,64 +77,36 @@ class Counted:
 
 @dataclass(frozen=True)
 class SomeMember:
-    """There is a property with a certain name, and a value that meets a condition.
-
-    Attributes:
-        value: the condition, or None.
-        matching: a pattern that the name matches, or None.
-        apart_from: names that are not the name.
-        unlike: patterns that the name does not match.
-        naming: a condition that the name meets, or None.
-    """
+    """There is a property with a certain name, and a value that meets a condition."""
 
     value: Literal | None = None
-    matching: str | None = None
-    apart_from: frozenset[str] = frozenset()
-    unlike: tuple[str, ...] = ()
-    naming: Literal | None = None
+    matching: str | None = None  # a pattern that the name matches
+    apart_from: frozenset[str] = frozenset()  # names that are not the name
+    unlike: tuple[str, ...] = ()  # patterns that the name does not match
+    naming: Literal | None = None  # a condition that the name meets
 
 
 @dataclass
 class Facts:
-    """Conditions on a value of one type.
+    """Conditions on a value of one type; those with a trace say how they were reached."""
 
-    Attributes:
-        kind: the type, one of six; integers are numbers.
-        dead: whether no value is left.
-        values: the values that are left, by their identity, if they are enumerated.
-        barred: values that are excluded, by their identity.
-        string: conditions on a string.
-        number: conditions on a number.
-        least: the fewest items or properties.
-        most: the most items or properties, or None.
-        layers: conditions on properties, and how each was reached.
-        required: names, in order.
-        absent: names that the object lacks.
-        names: conditions on all names.
-        some: properties that there must be.
-        rows: conditions on items, and how each was reached.
-        counted: conditions on the number of certain items.
-        distinct: whether no two items are equal.
-        leftover: conditions on what nothing else evaluates, and where each was said.
-    """
-
-    kind: str
-    dead: bool = False
-    values: dict[str, Any] | None = None
-    barred: dict[str, Any] = field(default_factory=dict)
+    kind: str  # one of six; integers are numbers
+    dead: bool = False  # whether no value is left
+    values: dict[str, Any] | None = None  # those left, by their identity, if they are enumerated
+    barred: dict[str, Any] = field(default_factory=dict)  # excluded values, by their identity
     string: StringFacts = ANY_STRING
     number: NumberFacts = ANY_NUMBER
-    least: int = 0
+    least: int = 0  # items or properties
     most: int | None = None
     layers: tuple[tuple[Layer, Trace], ...] = ()
-    required: dict[str, None] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()
-    names: tuple[Literal, ...] = ()
-    some: tuple[SomeMember, ...] = ()
+    required: dict[str, None] = field(default_factory=dict)  # names, in order
+    absent: frozenset[str] = frozenset()  # names that the object lacks
+    names: tuple[Literal, ...] = ()  # conditions on all names
+    some: tuple[SomeMember, ...] = ()  # properties that there must be
     rows: tuple[tuple[Row, Trace], ...] = ()
-    counted: tuple[Counted, ...] = ()
-    distinct: bool = False
-    leftover: tuple[tuple[Literal, Trace], ...] = ()
+    counted: tuple[Counted, ...] = ()  # conditions on the number of certain items
+    distinct: bool = False  # whether no two items are equal
+    leftover: tuple[tuple[Literal, Trace], ...] = ()  # conditions on what nothing else evaluates
 
     def copy(self) -> Facts:
         """A copy of the facts, which may be changed."""
@@ -286,11 +252,6 @@ def fits_string(facts: StringFacts, text: str) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def fits_number(facts: NumberFacts, value: int | float) -> bool:
-    """Whether a number meets conditions."""
-    return facts.fits(Fraction(str(value)))
-
-
 # ---- The conditions of a subschema on the values of one type, keyword by keyword.
 
 Words = Mapping[str, Any]
@@ -301,11 +262,7 @@ LAYERS = ("properties", "patternProperties", "additionalProperties")
 def assert_keywords(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
     """Add what a subschema says itself, without its combinations of other subschemas.
 
-    Args:
-        facts: they are changed.
-        words: the keywords that count.
-        trace: how the subschema was reached.
-        over: whether what is not sure is left out.
+    Of its keywords, `words` count; `over` leaves out what is not sure.
     """
     subschema, kind = trace.subschema, facts.kind
     if not subschema.allows(kind):
@@ -317,48 +274,44 @@ def assert_keywords(facts: Facts, words: Words, trace: Trace, over: bool) -> Non
         facts.only([words["const"]] if kind_of(words["const"]) == kind else [])
     if "enum" in words:
         facts.only(value for value in words["enum"] if kind_of(value) == kind)
-    BY_KIND[kind](facts, words, trace, over)
+    if kind in BY_KIND:
+        BY_KIND[kind](facts, words, trace, over)
 
 
-def _nothing(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
-    pass
+def counts_of(words: Words, what: str, least: int = 0) -> tuple[int, int | None]:
+    """The smallest and the largest number that keywords such as ``minItems`` say."""
+    most = words.get(f"max{what}")
+    return int(words.get(f"min{what}", least)), None if most is None else int(most)
 
 
 def _string(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
     if "minLength" in words or "maxLength" in words or "pattern" in words or "format" in words:
-        most = words.get("maxLength")
+        patterns = (words["pattern"],) if "pattern" in words else ()
         formats = (words["format"],) if "format" in words and not over else ()
-        facts.spelled(
-            StringFacts(
-                int(words.get("minLength", 0)),
-                None if most is None else int(most),
-                (words["pattern"],) if "pattern" in words else (),
-                formats,
-            )
-        )
+        facts.spelled(StringFacts(*counts_of(words, "Length"), patterns, formats))
 
 
 def _number(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
-    for fact in number_facts(words).values():
+    for fact in number_facts(words):
         facts.measured(fact)
 
 
-def number_facts(words: Words) -> dict[str, NumberFacts]:
-    """By keyword, what each says about a number; a flag counts as a part of its bound."""
-    found = {}
+def number_facts(words: Words) -> list[NumberFacts]:
+    """What each keyword says about a number; a flag counts as a part of its bound."""
+    found = []
     for name, exclusive, end, flag in (
         ("minimum", "exclusiveMinimum", "least", "above"),
         ("maximum", "exclusiveMaximum", "most", "below"),
     ):
         strict = words.get(exclusive)
+        bounds: list[dict[str, Any]] = []
         if name in words:
-            bound: dict[str, Any] = {end: exact(words[name]), flag: strict is True}
-            found[name] = NumberFacts(**bound)
+            bounds.append({end: exact(words[name]), flag: strict is True})
         if strict is not None and not isinstance(strict, bool):
-            bound = {end: exact(strict), flag: True}
-            found[exclusive] = NumberFacts(**bound)
+            bounds.append({end: exact(strict), flag: True})
+        found += [NumberFacts(**bound) for bound in bounds]
     if "multipleOf" in words:
-        found["multipleOf"] = NumberFacts(multiples=(exact(words["multipleOf"]),))
+        found.append(NumberFacts(multiples=(exact(words["multipleOf"]),)))
     return found
 
 
@@ -368,8 +321,7 @@ def exact(value: int | float) -> Fraction:
 
 
 def _array(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
-    most = words.get("maxItems")
-    facts.count(int(words.get("minItems", 0)), None if most is None else int(most))
+    facts.count(*counts_of(words, "Items"))
     if any(name in words for name in ARRAY_ROWS):
         facts.rows += ((row_of(trace.subschema, words), trace),)
     if "contains" in words:
@@ -381,35 +333,20 @@ def _array(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
 
 def row_of(subschema: Subschema, words: Words) -> Row:
     """What a subschema says about the items of an array."""
-    first: tuple[Literal, ...] = ()
-    rest = None
-    if isinstance(words.get("items"), list):
-        first = tuple(Literal(subschema.child("items", n)) for n in range(len(words["items"])))
-        if "additionalItems" in words:
-            rest = Literal(subschema.child("additionalItems"))
-    else:
-        if "prefixItems" in words:
-            first = tuple(
-                Literal(subschema.child("prefixItems", n)) for n in range(len(words["prefixItems"]))
-            )
-        if "items" in words:
-            rest = Literal(subschema.child("items"))
-    return Row(first, rest)
+    old = isinstance(words.get("items"), list)
+    listed, others = ("items", "additionalItems") if old else ("prefixItems", "items")
+    first = (Literal(subschema.child(listed, n)) for n in range(len(words.get(listed, ()))))
+    return Row(tuple(first), Literal(subschema.child(others)) if others in words else None)
 
 
 def counted(subschema: Subschema, words: Words) -> Counted:
     """The conditions of ``contains``."""
-    most = words.get("maxContains")
-    return Counted(
-        Literal(subschema.child("contains")),
-        int(words.get("minContains", 1)),
-        None if most is None else int(most),
-    )
+    least, most = counts_of(words, "Contains", 1)
+    return Counted(Literal(subschema.child("contains")), least, most)
 
 
 def _object(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
-    most = words.get("maxProperties")
-    facts.count(int(words.get("minProperties", 0)), None if most is None else int(most))
+    facts.count(*counts_of(words, "Properties"))
     facts.require(*words.get("required", ()))
     if any(name in words for name in LAYERS):
         layer = layer_of(trace.subschema, words)
@@ -423,22 +360,17 @@ def _object(facts: Facts, words: Words, trace: Trace, over: bool) -> None:
 def layer_of(subschema: Subschema, words: Words) -> Layer:
     """What a subschema says about the properties of an object."""
     if subschema.layer is None:
-        subschema.layer = Layer(
-            {n: Literal(subschema.child("properties", n)) for n in words.get("properties", ())},
-            {
-                p: Literal(subschema.child("patternProperties", p))
-                for p in words.get("patternProperties", ())
-            },
-            Literal(subschema.child("additionalProperties"))
-            if "additionalProperties" in words
-            else None,
+        named, matching = (
+            {name: Literal(subschema.child(keyword, name)) for name in words.get(keyword, ())}
+            for keyword in ("properties", "patternProperties")
         )
+        is_closed = "additionalProperties" in words
+        other = Literal(subschema.child("additionalProperties")) if is_closed else None
+        subschema.layer = Layer(named, matching, other)
     return subschema.layer
 
 
 BY_KIND: dict[str, Callable[[Facts, Words, Trace, bool], None]] = {
-    "null": _nothing,
-    "boolean": _nothing,
     "string": _string,
     "number": _number,
     "array": _array,

@@ -23,12 +23,14 @@ from canvas_grammar.grammar.json.facts import (
     Trace,
     Words,
     counted,
+    counts_of,
     number_facts,
     row_of,
 )
 from canvas_grammar.grammar.json.subschemas import OF_KIND, Literal, Subschema
 from canvas_grammar.grammar.json.values import kind_of
-from canvas_grammar.grammar.json_facts import NumberFacts, StringFacts
+from canvas_grammar.grammar.json_numbers import NumberFacts
+from canvas_grammar.grammar.json_strings import StringFacts
 
 MOST_PAIRED = 4
 UNSAID = ("format", "uniqueItems", "unevaluatedItems", "unevaluatedProperties")
@@ -37,12 +39,7 @@ Change = Callable[[Facts, Trace], None]
 
 @dataclass(frozen=True)
 class Option:
-    """One way to meet a condition.
-
-    Attributes:
-        literals: the conditions that hold.
-        change: the change to the facts, or None.
-    """
+    """One way to meet a condition: conditions that hold, and perhaps a change to the facts."""
 
     literals: tuple[Literal, ...] = ()
     change: Change | None = None
@@ -67,7 +64,7 @@ def violations(subschema: Subschema, words: Words, kind: str) -> tuple[list[Opti
         if name in words:
             values = words["enum"] if name == "enum" else [words["const"]]
             options += _other_than(subschema, [v for v in values if kind_of(v) == kind], kind)
-    options += BY_KIND[kind](subschema, words)
+    options += BY_KIND[kind](subschema, words) if kind in BY_KIND else ()
     options += _combinations(subschema, words)
     return options, [name for name in UNSAID if name in words and name in OF_KIND[kind]]
 
@@ -114,24 +111,19 @@ def _other_than(subschema: Subschema, values: list[Any], kind: str) -> Iterator[
             yield Option((), wrong_property(name, Literal(subschema.constant(value), True)))
 
 
-def _none(subschema: Subschema, words: Words) -> list[Option]:
-    return []
-
-
 def _string(subschema: Subschema, words: Words) -> Iterator[Option]:
-    if words.get("minLength", 0) > 0:
-        most = StringFacts(most=int(words["minLength"]) - 1)
-        yield changed(Facts.spelled, most)
-    if "maxLength" in words:
-        least = StringFacts(least=int(words["maxLength"]) + 1)
-        yield changed(Facts.spelled, least)
+    least, most = counts_of(words, "Length")
+    if least > 0:
+        yield changed(Facts.spelled, StringFacts(most=least - 1))
+    if most is not None:
+        yield changed(Facts.spelled, StringFacts(least=most + 1))
     if "pattern" in words:
         unlike = StringFacts(excluded=(StringFacts(patterns=(words["pattern"],)),))
         yield changed(Facts.spelled, unlike)
 
 
 def _number(subschema: Subschema, words: Words) -> Iterator[Option]:
-    for fact in number_facts(words).values():
+    for fact in number_facts(words):
         if fact.multiples:
             opposite = NumberFacts(excluded=(fact,))
         elif fact.least is not None:
@@ -142,11 +134,11 @@ def _number(subschema: Subschema, words: Words) -> Iterator[Option]:
 
 
 def _counts(words: Words, what: str) -> Iterator[Option]:
-    least, most = int(words.get(f"min{what}", 0)), words.get(f"max{what}")
+    least, most = counts_of(words, what)
     if least > 0:
         yield changed(Facts.count, most=least - 1)
     if most is not None:
-        yield changed(Facts.count, least=int(most) + 1)
+        yield changed(Facts.count, least=most + 1)
 
 
 def _array(subschema: Subschema, words: Words) -> Iterator[Option]:
@@ -165,11 +157,9 @@ def _array(subschema: Subschema, words: Words) -> Iterator[Option]:
     if "contains" in words:
         inside = counted(subschema, words)
         if inside.least:
-            fewer = Counted(inside.item, 0, inside.least - 1)
-            yield changed(_add_counted, fewer)
+            yield changed(_add_counted, Counted(inside.item, 0, inside.least - 1))
         if inside.most is not None:
-            more = Counted(inside.item, inside.most + 1, None)
-            yield changed(_add_counted, more)
+            yield changed(_add_counted, Counted(inside.item, inside.most + 1, None))
 
 
 def _add_counted(facts: Facts, inside: Counted) -> None:
@@ -191,8 +181,7 @@ def subschema_of_anything(subschema: Subschema) -> Subschema:
 
 
 def _object(subschema: Subschema, words: Words) -> Iterator[Option]:
-    yield from (changed(Facts.lack, name)
-                for name in words.get("required", ()))  # fmt: skip
+    yield from (changed(Facts.lack, name) for name in words.get("required", ()))
     yield from _counts(words, "Properties")
     for name in words.get("properties", ()):
         value = Literal(subschema.child("properties", name), True)
@@ -201,26 +190,22 @@ def _object(subschema: Subschema, words: Words) -> Iterator[Option]:
     for pattern in words.get("patternProperties", ()):
         value = Literal(subschema.child("patternProperties", pattern), True)
         if not value.hopeless:
-            yield _some(SomeMember(value, matching=pattern))
+            yield changed(_add_some, SomeMember(value, matching=pattern))
     if "additionalProperties" in words and not subschema.child("additionalProperties").trivial:
         named = frozenset(words.get("properties", ()))
         value = Literal(subschema.child("additionalProperties"), True)
         unlike = tuple(words.get("patternProperties", ()))
-        yield _some(SomeMember(value, apart_from=named, unlike=unlike))
+        yield changed(_add_some, SomeMember(value, apart_from=named, unlike=unlike))
     if "propertyNames" in words and not subschema.child("propertyNames").trivial:
-        yield _some(SomeMember(naming=Literal(subschema.child("propertyNames"), True)))
+        naming = Literal(subschema.child("propertyNames"), True)
+        yield changed(_add_some, SomeMember(naming=naming))
     for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
         for name, needed in words.get(keyword, {}).items():
-            yield from _dependency(subschema, keyword, name, needed)
-
-
-def _dependency(subschema: Subschema, keyword: str, name: str, needed: Any) -> Iterator[Option]:
-    if not isinstance(needed, list):
-        wrong = Literal(subschema.child(keyword, name), True)
-        yield Option((wrong,), lambda facts, _: facts.require(name))
-        return
-    for other in needed:
-        yield changed(_require_without, name, other)
+            if isinstance(needed, list):
+                yield from (changed(_require_without, name, other) for other in needed)
+            else:
+                wrong = Literal(subschema.child(keyword, name), True)
+                yield Option((wrong,), changed(Facts.require, name).change)
 
 
 def _require_without(facts: Facts, name: str, other: str) -> None:
@@ -238,16 +223,11 @@ def wrong_property(name: str, wrong: Literal) -> Change:
     return change
 
 
-def _some(member: SomeMember) -> Option:
-    def add(facts: Facts) -> None:
-        facts.some += (member,)
-
-    return changed(add)
+def _add_some(facts: Facts, member: SomeMember) -> None:
+    facts.some += (member,)
 
 
 BY_KIND: dict[str, Callable[[Subschema, Words], Any]] = {
-    "null": _none,
-    "boolean": _none,
     "string": _string,
     "number": _number,
     "array": _array,

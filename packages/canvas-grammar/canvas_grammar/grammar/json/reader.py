@@ -1,30 +1,29 @@
 """JSON schemas, and the languages of the JSON texts that satisfy them.
 
 A keyword either does what JSON Schema says, or does not affect validity, or is refused by name. The
-offered texts may be fewer than those that a schema allows, but never more. `objects`, `arrays`,
-`negation` and `expansion` say what is left out.
+offered texts may be fewer than those that a schema allows, but never more. `containers`, `negation`
+and `expansion` say what is left out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from canvas_grammar.grammar.context_free import productive_rules, replaced
-from canvas_grammar.grammar.json.arrays import ArrayWriter
+from canvas_grammar.grammar.context_free import drop_dead_calls
+from canvas_grammar.grammar.json.containers import ArrayWriter, ObjectWriter
 from canvas_grammar.grammar.json.expansion import Expansion
 from canvas_grammar.grammar.json.facts import Facts
-from canvas_grammar.grammar.json.objects import ObjectWriter
 from canvas_grammar.grammar.json.references import Document
 from canvas_grammar.grammar.json.scalars import scalar_language
 from canvas_grammar.grammar.json.subschemas import Literal, place_of, unique
 from canvas_grammar.grammar.json.values import JsonLayout, json_text, names_a_place, short
 from canvas_grammar.grammar.language import NOTHING, Node, either, literal
-from canvas_grammar.grammar.rules import Call, Rule, is_empty
-from canvas_grammar.limits import CompileLimits, ConstraintError
+from canvas_grammar.grammar.rules import Call, Rule, is_empty, node_id
+from canvas_grammar.limits import ConstraintError
 
 # ---- Why a schema allows no value: the innermost places whose keywords exclude each other.
 
@@ -64,38 +63,10 @@ class Contradictions:
             if not inner:
                 break
             literals = inner
-        words = [word for literal in literals for word in _keywords(literal)]
+        words: list[str] = []
+        for subschema, negated in literals:
+            words += ["not"] if negated else list(subschema.keywords) or ["false"]
         return f"{short(place_of(literals))}: {', '.join(dict.fromkeys(words))}"
-
-
-def _keywords(literal: Literal) -> list[str]:
-    if literal.negated:
-        return ["not"]
-    return list(literal.subschema.keywords) or ["false"]
-
-
-# ---- Rules without any text, taken out of the languages that call them.
-
-
-class Pruned:
-    """Finds the rules that derive no text, and sets the bodies of all others without them."""
-
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        own = list(rules)
-        self.dead = set(own) - productive_rules(own)
-        self._known: dict[int, Node] = {}
-        self._bodies = [rule.body for rule in own]  # `_known` names their parts by `id()`
-        for rule in own:
-            rule.body = self.node(rule.body)
-
-    def node(self, node: Node) -> Node:
-        """A language without calls of rules that derive no text."""
-        if not self.dead:
-            return node
-        return replaced(node, self._without_dead, self._known)
-
-    def _without_dead(self, rule: Rule) -> Node:
-        return NOTHING if rule in self.dead else Call(rule)
 
 
 MOST_RULES = 20_000
@@ -105,38 +76,18 @@ LARGEST_INLINE = 64  # byte positions of strings and numbers that are copied to 
 
 @dataclass(frozen=True)
 class SchemaLanguage:
-    """The result of reading a schema.
-
-    Attributes:
-        node: the language of the texts that are offered.
-        ignored: keywords that do not affect validity because nothing says what they mean, with
-            their first place.
-        left_out: places where a negation cannot be expressed in full, so that some values are not
-            offered.
-    """
+    """The texts that are offered, and keywords that are ignored, with their first places."""
 
     node: Node
     ignored: tuple[str, ...]
-    left_out: tuple[str, ...]
 
 
-def json_schema(schema: Any, limits: CompileLimits, layout: JsonLayout | None = None) -> Node:
+def read_schema(schema: Any, layout: JsonLayout | None = None) -> SchemaLanguage:
     """The language of the JSON texts that satisfy a schema.
 
     Raises:
         ConstraintError: the schema is too large, or a keyword is not supported; the message then
             names the keyword and its place.
-    """
-    return read_schema(schema, limits, layout).node
-
-
-def read_schema(
-    schema: Any, limits: CompileLimits, layout: JsonLayout | None = None
-) -> SchemaLanguage:
-    """Do what `json_schema` does, and also return what was ignored and left out.
-
-    Raises:
-        ConstraintError: as for `json_schema`.
     """
     return JsonReader(schema, layout or JsonLayout()).read()
 
@@ -145,10 +96,7 @@ class SchemaReader(Generic[Context]):
     """Makes one rule for all arrays and objects that meet the same conditions.
 
     A subclass says how a notation writes values. That may depend on a context, which the notation
-    gives to the parts of a value.
-
-    Attributes:
-        no_value: the refusal of a schema none of whose values can be written.
+    gives to the parts of a value. `no_value` is the refusal if no value can be written.
     """
 
     no_value = "the schema allows no value"
@@ -176,30 +124,19 @@ class SchemaReader(Generic[Context]):
         raise NotImplementedError
 
     def read(self) -> SchemaLanguage:
-        """The language of the document.
-
-        Raises:
-            ConstraintError: as `json_schema`.
-        """
+        """The language of the document."""
         try:
-            node = self._whole()
+            return SchemaLanguage(self._whole(), tuple(self.document.ignored.values()))
         except RecursionError as error:
             raise ConstraintError("the schema nests too deeply") from error
-        left_out = self.expansion.left_out.items()
-        return SchemaLanguage(
-            node,
-            tuple(self.document.ignored.values()),
-            tuple(
-                f"{short(subschema.place)}: {', '.join(unsaid)}" for subschema, unsaid in left_out
-            ),
-        )
 
     def contradiction(self, empty: Sequence[Node]) -> ConstraintError | None:
         """The refusal that names the places without a value, if these languages have no text.
 
         That two patterns have no text in common is known only when their automata are built.
         """
-        without = [literals for literals, node in self.read_as if is_empty(node, empty)]
+        known = set(map(node_id, empty))
+        without = [literals for literals, node in self.read_as if is_empty(node, known)]
         for literals in reversed(without):  # inner places are read after outer ones
             self.without.add(literals)
         return self.without.error(self.no_value) if without else None
@@ -211,7 +148,7 @@ class SchemaReader(Generic[Context]):
             rule.body = self._located(partial(self._bodies, alternatives, context), literals)
             if rule.body.empty:
                 self.without.add(literals)
-        node = Pruned(self.rules.values()).node(node)
+        node = drop_dead_calls(self.rules.values(), node)
         if node.empty:
             self.without.add((Literal(self.document.root),))
             raise self.without.error(self.no_value)
@@ -283,11 +220,9 @@ class JsonReader(SchemaReader[None]):
 
     def __init__(self, schema: Any, layout: JsonLayout) -> None:
         super().__init__(schema, None)
-        self.objects = ObjectWriter(self.expansion, layout, self._part)
-        self.arrays = ArrayWriter(self.expansion, layout, self._part)
-
-    def _part(self, literals: tuple[Literal, ...]) -> Node:
-        return self.value(literals, None)
+        part = partial(self.value, context=None)
+        self.objects = ObjectWriter(self.expansion, layout, part)
+        self.arrays = ArrayWriter(self.expansion, layout, part)
 
     def scalar(self, facts: Facts, context: None) -> Node:
         """See `scalar_language`."""

@@ -21,22 +21,15 @@ from canvas_grammar.grammar.json.subschemas import (
 from canvas_grammar.grammar.json.values import short
 from canvas_grammar.limits import ConstraintError
 
-# Errors that a malformed document may cause in the library, which expects valid schemas.
+# Errors that a malformed document may cause in the library.
 MALFORMED = (AttributeError, TypeError, KeyError, IndexError, ValueError, RecursionError)
 
 
 class Document:
-    """A schema and its references.
-
-    Args:
-        schema: JSON, in which no object occurs in two places.
-
-    Attributes:
-        root: the whole schema.
-        ignored: by keyword, the first place of each that is ignored.
-    """
+    """A schema and its references. No object of it may occur in two places."""
 
     def __init__(self, schema: Any) -> None:
+        # By keyword, the first place of each that is ignored.
         self.ignored: dict[str, str] = {}
         if not isinstance(schema, bool | Mapping):
             raise ConstraintError(f"$: a schema is an object, got {short(schema)}")
@@ -51,10 +44,8 @@ class Document:
         self._drafts: dict[int, tuple[Draft, bool]] = {}
         self._learn(schema, draft, named is not None)
         self._subschemas: dict[int, Subschema] = {}
-        declared = named is not None
-        self.root = Subschema.at(
-            schema, "$", Surroundings(resolver, draft, declared, self.ignored, self._subschemas)
-        )
+        around = Surroundings(resolver, draft, named is not None, self.ignored, self._subschemas)
+        self.root = Subschema.at(schema, "$", around)
 
     def _learn(self, schema: Any, draft: Draft, declared: bool) -> None:
         """Note the draft of each object of a document."""
@@ -71,11 +62,7 @@ class Document:
                 ahead += ((child, draft, declared) for child in value)
 
     def target(self, subschema: Subschema, keyword: str) -> Subschema:
-        """The target of a reference of a subschema.
-
-        Raises:
-            ConstraintError: it leads out of the document, or nowhere.
-        """
+        """The target of a reference of a subschema, which must not lead out of the document."""
         name = subschema.keywords[keyword]
         try:
             found = subschema.around.resolver.lookup(name)
@@ -93,9 +80,8 @@ class Document:
                 "JSON Schema's own metaschemas"
             ) from error
         except MALFORMED as error:
-            raise subschema.complain(
-                f"{keyword} {short(name)} leads to no schema ({error})"
-            ) from error
+            refusal = f"{keyword} {short(name)} leads to no schema ({error})"
+            raise subschema.complain(refusal) from error
         if not isinstance(value, bool | Mapping):
             raise subschema.complain(f"{keyword} {short(name)} leads to no schema")
         draft, declared = self._drafts.get(id(value), (LATEST, False))
@@ -121,11 +107,7 @@ class Document:
                 )
 
     def plain(self, literal: Literal) -> Literal:
-        """The condition that a chain of references leads to, if they say nothing else.
-
-        Raises:
-            ConstraintError: a reference leads out of the document, nowhere, or back to itself.
-        """
+        """The condition that a chain of references leads to, if they say nothing else."""
         passed = set()
         while len(literal.subschema.keywords) == 1:
             (keyword,) = literal.subschema.keywords

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -68,9 +68,7 @@ OF_SOME_DRAFTS = {
 
 def draft_named(name: Any) -> Draft | None:
     """The draft that a ``$schema`` names, or None if it is unknown."""
-    if not isinstance(name, str):
-        return None
-    place = name.removeprefix("http://").removeprefix("https://")
+    place = str(name).removeprefix("http://").removeprefix("https://")
     return DRAFT_OF_URL.get(place.removesuffix("#"))
 
 
@@ -138,13 +136,10 @@ def _is_list_of_schemas(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
 
 
-def _is_table_of_schemas(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
-
-
-def _are_dependencies(value: Any) -> bool:
+def _is_table(value: Any, *contents: Callable[[Any], bool]) -> bool:
+    """Whether it is an object whose values are of one of some kinds."""
     return isinstance(value, Mapping) and all(
-        _is_schema(subschema) or _are_names(subschema) for subschema in value.values()
+        any(fits(inside) for fits in contents) for inside in value.values()
     )
 
 
@@ -154,16 +149,13 @@ def _is_type(value: Any) -> bool:
 
 
 Check = tuple[Callable[[Any], bool], str]
-SCHEMA: Check = (_is_schema, "a schema, which is an object, true or false")
-NUMBER: Check = (_is_number, "a number")
-BOUND: Check = (lambda v: isinstance(v, bool) or _is_number(v), "a number (in draft-04 a flag)")
-COUNT: Check = (_is_count, "a count")
-TEXT: Check = (lambda v: isinstance(v, str), "a string")
 SHAPES: dict[str, Check] = {
     "type": (_is_type, f"one or several of {', '.join(TYPES)}"),
     "enum": (lambda v: isinstance(v, list) and bool(v), "a list of values, and not an empty one"),
     "const": (lambda v: True, "a value"),
-    **dict.fromkeys((*REFERENCES, "pattern", "format"), TEXT),
+    **dict.fromkeys(
+        (*REFERENCES, "pattern", "format"), (lambda v: isinstance(v, str), "a string")
+    ),
     **dict.fromkeys(
         ("allOf", "anyOf", "oneOf", "prefixItems"),
         (_is_list_of_schemas, "a list of schemas, and not an empty one"),
@@ -173,38 +165,35 @@ SHAPES: dict[str, Check] = {
             *("not", "if", "then", "else", "additionalProperties", "additionalItems", "contains"),
             *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
         ),
-        SCHEMA,
+        (_is_schema, "a schema, which is an object, true or false"),
     ),
     **dict.fromkeys(
         ("properties", "patternProperties", "dependentSchemas"),
-        (_is_table_of_schemas, "an object of schemas"),
+        (lambda v: _is_table(v, _is_schema), "an object of schemas"),
     ),
     "items": (
         lambda v: _is_schema(v) or v == [] or _is_list_of_schemas(v),
         "a schema, or up to draft-2019-09 a list of schemas",
     ),
-    "dependencies": (_are_dependencies, "an object of schemas and of lists of names"),
-    "dependentRequired": (
-        lambda v: isinstance(v, Mapping) and all(map(_are_names, v.values())),
-        "an object of lists of names",
+    "dependencies": (
+        lambda v: _is_table(v, _is_schema, _are_names),
+        "an object of schemas and of lists of names",
     ),
+    "dependentRequired": (lambda v: _is_table(v, _are_names), "an object of lists of names"),
     "required": (_are_names, "a list of names"),
-    **dict.fromkeys(("minimum", "maximum"), NUMBER),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), BOUND),
+    **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        (lambda v: isinstance(v, bool) or _is_number(v), "a number (in draft-04 a flag)"),
+    ),
     "multipleOf": (lambda v: _is_number(v) and v > 0, "a number above 0"),
     **dict.fromkeys(
         (f"{end}{what}" for end in ("min", "max")
          for what in ("Length", "Items", "Properties", "Contains")),
-        COUNT,
+        (_is_count, "a count"),
     ),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
 }  # fmt: skip
-
-
-def complaint(keyword: str, value: Any) -> str | None:
-    """The fault of a keyword's value, or None."""
-    fits, wanted = SHAPES[keyword]
-    return None if fits(value) else f"{keyword} is {wanted}, got {short(value)}"
 
 
 SILENT: Mapping[str, Any] = {}
@@ -215,28 +204,18 @@ RELAXING = ("minContains", "maxContains")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The surroundings of a schema: what it inherits from its document.
+    """The surroundings of a schema: what it inherits from its document."""
 
-    Attributes:
-        resolver: what its references mean.
-        draft: the draft of its keywords.
-        declared: whether a ``$schema`` names the draft.
-        ignored: by keyword, the first place of each that is ignored, of the whole document.
-        subschemas: the subschemas of the document, by the `id()` of their values.
-    """
-
-    resolver: Resolver[Any]
-    draft: Draft
-    declared: bool
+    resolver: Resolver[Any]  # what its references mean
+    draft: Draft  # that of its keywords
+    declared: bool  # whether a ``$schema`` names the draft
+    # By keyword, the first place of each that is ignored in the whole document.
     ignored: dict[str, str] = field(compare=False)
+    # Those of the whole document, by the `id()` of their values.
     subschemas: dict[int, Subschema] = field(compare=False)
 
     def inside(self, schema: Mapping[str, Any], place: str) -> Surroundings:
-        """Of a schema that is in these surroundings.
-
-        Raises:
-            ConstraintError: its ``$schema`` is unknown.
-        """
+        """Of a schema that is in these surroundings; an unknown ``$schema`` is refused."""
         draft, declared, resolver = self.draft, self.declared, self.resolver
         if "$schema" in schema:
             named = draft_named(schema["$schema"])
@@ -254,21 +233,14 @@ class Surroundings:
 
 
 class Subschema:
-    """A schema. It is known by its identity.
-
-    Attributes:
-        value: an object, or true or false.
-        place: where it is in the document, for messages.
-        around: its surroundings.
-        layer: what `assertions` made of its properties, or None as long as it made nothing.
-    """
+    """A schema (an object, true or false) at a place of the document, known by its identity."""
 
     def __init__(self, value: Any, place: str, around: Surroundings) -> None:
         if not isinstance(value, bool | Mapping):
             raise ConstraintError(f"{short(place)}: a schema is an object, got {short(value)}")
         self.value, self.place = value, place
         self.around = around.inside(value, place) if isinstance(value, Mapping) else around
-        self.layer: Any = None
+        self.layer: Any = None  # what `facts` has made of its properties
         self._children: dict[tuple[str | int, ...], Subschema] = {}
 
     @classmethod
@@ -303,8 +275,7 @@ class Subschema:
     def keywords(self) -> Mapping[str, Any]:
         """The keywords that restrict values, also those of other drafts than the subschema's own.
 
-        Raises:
-            ConstraintError: a keyword has a value that it cannot have.
+        A value that a keyword cannot have is refused.
         """
         if isinstance(self.value, bool):
             return SILENT
@@ -333,16 +304,13 @@ class Subschema:
     @cached_property
     def certain(self) -> Mapping[str, Any]:
         """The keywords that are of the subschema's own draft."""
-        if all(has_keyword(self.around.draft, name) for name in self.keywords):
-            return self.keywords
         draft = self.around.draft
         return {name: v for name, v in self.keywords.items() if has_keyword(draft, name)}
 
     @cached_property
     def types(self) -> frozenset[str] | None:
         """The types that it names, or None."""
-        named = self.keywords.get("type")
-        if named is None:
+        if (named := self.keywords.get("type")) is None:
             return None
         return frozenset([named] if isinstance(named, str) else named)
 
@@ -365,7 +333,8 @@ class Subschema:
     def _checked(self, name: str) -> Any:
         assert isinstance(self.value, Mapping)
         value, around = self.value[name], self.around
-        problem = complaint(name, value)
+        fits, wanted = SHAPES[name]
+        problem = None if fits(value) else f"{name} is {wanted}, got {short(value)}"
         if problem is None and around.declared:
             if name in ("exclusiveMinimum", "exclusiveMaximum"):
                 flag = around.draft is Draft.DRAFT_04
@@ -411,7 +380,7 @@ def _written(steps: tuple[str | int, ...]) -> str:
     return str(steps[0])
 
 
-def unique(literals: Iterator[Literal] | tuple[Literal, ...]) -> tuple[Literal, ...]:
+def unique(literals: Iterable[Literal]) -> tuple[Literal, ...]:
     """Literals without repetitions, and without those that every value meets."""
     return tuple(dict.fromkeys(literal for literal in literals if not literal.certain))
 

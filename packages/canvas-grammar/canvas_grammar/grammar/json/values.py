@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,8 +26,7 @@ from canvas_grammar.limits import ConstraintError
 
 # ---- How characters are written in JSON.
 #
-# Only a part of what JSON allows is offered, so that each character has one spelling: it is escaped
-# only where it must be, and then in the shortest way.
+# Each character has one spelling: it is escaped only where it must be, and in the shortest way.
 
 SHORT_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 ESCAPED: Ranges = union([(0x0, 0x1F), *((ord(c), ord(c)) for c in SHORT_ESCAPES)])
@@ -55,10 +53,8 @@ def _any_character(null: str) -> Node:
     return either([PLAIN, SHORT_ESCAPE, sequence(literal("\\u00"), either([low, high]))])
 
 
-# An escaped U+0000 is allowed, because its escape contains no U+0000.
 ANY_CHARACTER = _any_character(null="0")
-# For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it, so it is
-# left out.
+# For sets of characters: since `ANY` lacks U+0000, nothing says whether a set contains it.
 ANY_BUT_NULL = _any_character(null="1")
 # In strings of counted lengths. Without the escapes of controls, which no reader of a bounded
 # string needs, tokens can cut a character in half as many ways.
@@ -72,26 +68,18 @@ QUOTE = literal('"')
 FOREIGN = re.compile(r"\\[AZGbB0-9]|\(\?(?![:])")
 
 
+KIND_OF = {type(None): "null", bool: "boolean", str: "string", list: "array", dict: "object"}
+
+
 def whole_number(value: Any) -> int | None:
     """The integer that a JSON number is (1.0 is 1), or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
-        return None
-    return int(value)
+    is_float = isinstance(value, float) and value.is_integer()
+    return int(value) if is_float or type(value) is int else None
 
 
 def kind_of(value: Any) -> str:
     """The type of a JSON value; integers have the type of numbers."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, list):
-        return "array"
-    return "object" if isinstance(value, dict) else "number"
+    return KIND_OF.get(type(value), "number")
 
 
 def identity(value: Any) -> str:
@@ -106,11 +94,7 @@ def identity(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """A value as `json.dumps` writes it with ``ensure_ascii=False``.
-
-    Raises:
-        ConstraintError: the value is not JSON.
-    """
+    """A value as `json.dumps` writes it with ``ensure_ascii=False``, if it is JSON."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
@@ -163,12 +147,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """The white space of JSON.
-
-    Attributes:
-        gap: white space after an opening bracket, a colon and a comma, and before a closing
-            bracket.
-    """
+    """White space of JSON: after opening brackets, colons and commas, and before closing ones."""
 
     gap: Node = field(default_factory=lambda: optional(literal(" ")))
 
@@ -185,21 +164,14 @@ class JsonLayout:
         return literal(json_text(text))
 
     def bracketed(self, brackets: str, inside: Node, empty: bool) -> Node:
-        """Brackets around items, each of which begins with a comma.
+        """An opening and a closing bracket around items, each of which begins with a comma.
 
-        Args:
-            brackets: the opening and the closing one.
-            inside: items; the first comma is taken away. Its text may be empty, which counts only
-                with `empty`.
-            empty: whether there may be no item.
+        The first comma is taken away. Only with `empty`, there may be no item.
         """
         options = [literal(brackets)] if empty else []
         if not inside.empty and inside is not EMPTY_TEXT:
-            options.append(
-                sequence(
-                    literal(brackets[0]), WithoutFirst(",", inside), self.gap, literal(brackets[1])
-                )
-            )
+            begin, end = map(literal, brackets)
+            options.append(sequence(begin, WithoutFirst(",", inside), self.gap, end))
         return either(options)
 
 
