@@ -1,8 +1,7 @@
 """This package's attention kernel as a backend of vLLM: ``--attention-backend CUSTOM``.
 
 Keys and values are stored as vLLM's Triton backend stores them. The attention itself is
-`ops.attention.launch_triton`, which takes a mask rule for each request. `MaskRules` is the
-`AttentionRule` that provides those rules.
+`ops.attention.launch_triton`; `MaskRules` provides its mask rules.
 """
 
 from __future__ import annotations
@@ -22,23 +21,18 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, Trito
 from vllm.v1.kv_cache_interface import is_quantized_kv_cache
 
 from vllm_dllm.attention.metadata import AttentionBatch
+from vllm_dllm.attention.routes import KV_CACHE_DTYPES
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import MaskRule
 
 
 @dataclass(frozen=True)
 class MaskMetadata:
-    """A step's requests, for the layers of a KV cache group.
+    """A step's requests, for the layers of a KV cache group."""
 
-    Attributes:
-        num_actual_tokens: the number of tokens in the batch, without padding.
-        slot_mapping: where the batch's keys and values are stored.
-        queries: the requests. `MaskRules` fills in their rules.
-    """
-
-    num_actual_tokens: int
-    slot_mapping: torch.Tensor
-    queries: QueryBatch
+    num_actual_tokens: int  # the number of tokens in the batch, without padding
+    slot_mapping: torch.Tensor  # where the batch's keys and values are stored
+    queries: QueryBatch  # the requests. `MaskRules` fills in their rules.
 
 
 class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
@@ -82,14 +76,7 @@ class MaskMetadataBuilder(AttentionMetadataBuilder[MaskMetadata]):
 class MaskAttentionBackend(TritonAttentionBackend):
     """vLLM's Triton backend with this package's attention kernel."""
 
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = [
-        "auto",
-        "float16",
-        "bfloat16",
-        "fp8",
-        "fp8_e4m3",
-        "fp8_e5m2",
-    ]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(KV_CACHE_DTYPES)
 
     @staticmethod
     def get_name() -> str:
@@ -120,9 +107,8 @@ class MaskAttentionBackend(TritonAttentionBackend):
     def supports_mm_prefix(cls) -> bool:
         """VLLM asks for this if a checkpoint says that images may see each other.
 
-        DiffusionGemma's checkpoints say so, but neither vLLM's model state nor this package's
-        passes such ranges on: images are causal, like the rest of a prompt. The metadata builder
-        refuses ranges.
+        DiffusionGemma's say so, but no model state passes such ranges on: images are causal, like
+        the rest of a prompt. The metadata builder refuses ranges.
         """
         return True
 
@@ -206,11 +192,9 @@ def store_keys_and_values(
 ) -> None:
     """Write a step's keys and values into the cache; vLLM's kernel for that needs a GPU.
 
-    Args:
-        key: ``[n, KV heads, head size]``, with n at least the number of tokens.
-        value: the same shape as `key`.
-        kv_cache: ``[pages, KV heads, page size, 2 * head size]``, keys before values.
-        slot_mapping: int64 ``[tokens]``, page * page size + slot in the page; -1 for padding.
+    Keys and values are ``[n, KV heads, head size]``, with n at least the number of tokens. The
+    cache is ``[pages, KV heads, page size, 2 * head size]``, keys before values, and `slot_mapping`
+    is int64 ``[tokens]``, page * page size + slot in the page; -1 for padding.
 
     Raises:
         ValueError: the dtypes of the cache and the keys differ.
@@ -226,9 +210,8 @@ def store_keys_and_values(
 class MaskRules:
     """An `AttentionRule` for this backend: one mask rule for each request of a batch.
 
-    Attributes:
-        rule: int32 ``[rows]`` tensors, initially causal. They persist, for full CUDA graphs.
-        fill: writes the rules of a batch to `rule` before each step; None if they never change.
+    The tensors of `rule` (int32 ``[rows]``, initially causal) persist, for full CUDA graphs; `fill`
+    writes the rules of a batch there before each step, unless they never change.
     """
 
     graph_support = AttentionCGSupport.UNIFORM_BATCH

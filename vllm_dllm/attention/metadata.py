@@ -16,20 +16,13 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """The batch that an attention rule is given.
+    """The batch that an attention rule is given."""
 
-    Attributes:
-        input: vLLM's ``InputBatch``.
-        full: whether a full CUDA graph will replay, in which case tensors must be persistent and
-            padded.
-        block_tables: one ``[rows, pages]`` tensor for each KV cache group.
-        common: the arguments of `build_attn_metadata` that do not depend on the rule.
-    """
-
-    input: Any
+    input: Any  # vLLM's ``InputBatch``
+    # Whether a full CUDA graph will replay, in which case tensors must be persistent and padded.
     full: bool
-    block_tables: tuple[torch.Tensor, ...]
-    common: dict[str, Any]
+    block_tables: tuple[torch.Tensor, ...]  # one [rows, pages] tensor for each KV cache group
+    common: dict[str, Any]  # the arguments of `build_attn_metadata` that do not depend on the rule
 
     @property
     def rows(self) -> int:
@@ -44,8 +37,7 @@ class AttentionBatch:
     def one_query_per_request(self, causal: bool | torch.Tensor) -> dict[str, Any]:
         """Return attention metadata for every layer, with the requests as they are.
 
-        Args:
-            causal: one flag for all requests, or int32 ``[rows]`` with a flag for each.
+        `causal` is a flag for all requests, or int32 ``[rows]`` with a flag for each.
         """
         batch, rows = self.input, self.rows
         return build_attn_metadata(
@@ -62,14 +54,10 @@ class AttentionBatch:
 
 
 class AttentionRule(Protocol):
-    """Which keys a model's queries see.
+    """Which keys a model's queries see."""
 
-    Attributes:
-        graph_support: the batches for which a full CUDA graph may replay the rule's metadata.
-    """
-
+    # The batches for which a full CUDA graph may replay the rule's metadata.
     graph_support: AttentionCGSupport
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
         """Return the attention metadata of a batch, by layer name."""
-        ...

@@ -19,8 +19,6 @@ from vllm_dllm.attention.routes import (
 )
 
 TRIED = ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN", OURS)
-# The page that is fastest with FlashAttention 4, whose tiles have as many keys, and any other's.
-FLASH_4_PAGE, USUAL_PAGE = 128, 16
 
 
 def obstacle_of_layer(
@@ -81,11 +79,7 @@ def refusal(
 ) -> str:
     """The message for a model that no backend can serve, or not the requested one.
 
-    Args:
-        refused: why each backend that came into question cannot.
-        device: what attention runs on.
-        model: the attention that the model needs.
-        asked: what the user asked for.
+    `refused` says why each backend that came into question cannot.
     """
     if asked.backend is None:
         tried = "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -96,8 +90,8 @@ def refusal(
 
 
 def usual_page(version: int | None) -> int:
-    """The page that is fast on a GPU; `version` is FlashAttention's."""
-    return FLASH_4_PAGE if version == 4 else USUAL_PAGE
+    """The page that is fast on a GPU; tiles of FlashAttention (`version`) 4 have 128 keys."""
+    return 128 if version == 4 else 16
 
 
 def flash_version(device: Device, asked: Options) -> int | None:

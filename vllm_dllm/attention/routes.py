@@ -9,9 +9,8 @@ KV cache. There are four methods:
 - *canvas rows*: the causal tensor, and on sliding-window layers each row of a canvas is computed
   again as a separate sequence (DiffusionGemma's reference window on the CPU).
 
-There are no fallbacks. `choose_route` returns a route in which every part works, or refuses what
-the user asked for. `obstacle` says what a backend cannot do; what concerns other backends than the
-CPU's is in `obstacles`.
+There are no fallbacks: `choose_route` returns a route in which every part works, or refuses what
+the user asked for. What concerns other backends than the CPU's is in `obstacles`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 # vLLM's name for third-party backends, under which this package's backend is registered.
 OURS = "CUSTOM"
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-CPU_KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
+# Of the CPU's backend and of this package's.
+KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 # On the CPU vLLM's default page, and the number that a page's tokens must be a multiple of.
 CPU_PAGE, CPU_PAGE_UNIT = 128, 32
 
@@ -33,19 +33,12 @@ class RouteError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """The device that attention runs on.
+    """The device that attention runs on."""
 
-    Attributes:
-        platform: ``cuda``, ``rocm``, ``cpu``, or another of vLLM's names.
-        capability: the compute capability (major, minor) of a CUDA device.
-        triton: whether vLLM can use Triton.
-        flash_versions: the versions of FlashAttention that vLLM can use here.
-    """
-
-    platform: str
-    capability: tuple[int, int] | None = None
-    triton: bool = True
-    flash_versions: frozenset[int] = frozenset()
+    platform: str  # ``cuda``, ``rocm``, ``cpu``, or another of vLLM's names
+    capability: tuple[int, int] | None = None  # (major, minor) of a CUDA device
+    triton: bool = True  # whether vLLM can use Triton
+    flash_versions: frozenset[int] = frozenset()  # of FlashAttention, that vLLM can use here
 
     def __str__(self) -> str:
         if self.capability:
@@ -55,15 +48,10 @@ class Device:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The properties by which attention layers differ.
+    """The properties by which attention layers differ."""
 
-    Attributes:
-        head_size: size of a head.
-        window: W of the layers' sliding window, or None.
-    """
-
-    head_size: int
-    window: int | None = None
+    head_size: int  # size of a head
+    window: int | None = None  # W of the layers' sliding window, or None
 
     def __str__(self) -> str:
         return "sliding-window layers" if self.window else "global layers"
@@ -71,58 +59,37 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelAttention:
-    """The attention that a model needs.
+    """The attention that a model needs."""
 
-    Attributes:
-        block_causal: whether prompts and canvases are block-causal (LLaDA2); otherwise prompts are
-            causal and canvases bidirectional (DiffusionGemma).
-        canvas_length: L, tokens of a canvas.
-        layers: the different shapes of its attention layers.
-        window: ``dllm.window``, how a canvas sees sliding-window layers.
-        dtype: the dtype of queries, without ``torch.``.
-    """
-
+    # Whether prompts and canvases are block-causal (LLaDA2); otherwise prompts are causal and
+    # canvases bidirectional (DiffusionGemma).
     block_causal: bool
-    canvas_length: int
-    layers: tuple[LayerShape, ...]
-    window: str = "symmetric"
-    dtype: str = "bfloat16"
+    canvas_length: int  # L, tokens of a canvas
+    layers: tuple[LayerShape, ...]  # the different shapes of its attention layers
+    window: str = "symmetric"  # ``dllm.window``, how a canvas sees sliding-window layers
+    dtype: str = "bfloat16"  # the dtype of queries, without ``torch.``
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options that the user set; None for those left unset.
+    """The options that the user set; None for those left unset."""
 
-    Attributes:
-        backend: ``--attention-backend``.
-        kv_cache_dtype: ``--kv-cache-dtype``.
-        page_size: ``--block-size``.
-        flash_version: ``--attention-config.flash_attn_version``.
-    """
-
-    backend: str | None = None
-    kv_cache_dtype: str = "auto"
-    page_size: int | None = None
-    flash_version: int | None = None
+    backend: str | None = None  # ``--attention-backend``
+    kv_cache_dtype: str = "auto"  # ``--kv-cache-dtype``
+    page_size: int | None = None  # ``--block-size``
+    flash_version: int | None = None  # ``--attention-config.flash_attn_version``
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a model's masks are computed.
+    """How a model's masks are computed."""
 
-    Attributes:
-        backend: vLLM's name of the attention backend, for all layers.
-        flash_version: the version of FlashAttention, or None for other backends.
-        method: one of the four in this module's docstring.
-        page_size: the number of tokens in a KV cache page, or None if vLLM's choice is as good.
-        reason: the reason for this route, in words.
-    """
-
-    backend: str
-    flash_version: int | None
-    method: str
+    backend: str  # vLLM's name of the attention backend, for all layers
+    flash_version: int | None  # the version of FlashAttention, or None for other backends
+    method: str  # one of the four in this module's docstring
+    # The number of tokens in a KV cache page, or None if vLLM's choice is as good.
     page_size: int | None
-    reason: str
+    reason: str  # the reason for this route, in words
 
     def __str__(self) -> str:
         """The route in one line, for the log."""
@@ -192,7 +159,7 @@ def obstacle(name: str, device: Device, model: ModelAttention, asked: Options) -
 
 
 def _obstacle_on_cpu(head_size: int, asked: Options) -> str | None:
-    if asked.kv_cache_dtype not in CPU_KV_CACHE_DTYPES:
+    if asked.kv_cache_dtype not in KV_CACHE_DTYPES:
         return f"it has no KV cache of {asked.kv_cache_dtype}"
     if (asked.page_size or 0) % CPU_PAGE_UNIT:
         return f"its pages are multiples of {CPU_PAGE_UNIT} tokens"
@@ -214,11 +181,7 @@ def page_size(
 ) -> int | None:
     """The number of tokens in a KV cache page: the requested number, or whole blocks.
 
-    Args:
-        device: what attention runs on.
-        model: the attention that the model needs.
-        asked: what the user asked for.
-        version: the version of FlashAttention, or None for other backends.
+    `version` is that of FlashAttention, or None for other backends.
     """
     if asked.page_size is not None or not model.block_causal:
         return asked.page_size

@@ -1,8 +1,7 @@
-"""The contract of a decoding algorithm.
+"""The contract of a decoding algorithm, which is a pure function of tensors.
 
-An algorithm is a pure function of tensors. It sees one canvas per row and knows nothing about
-requests, batches, caches or phases. The state that it keeps between steps is passed in and
-returned.
+It sees one canvas per row and knows nothing about requests, batches, caches or phases. The state
+that it keeps between steps is passed in and returned.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Literal, get_args
 
 import torch
 
-from vllm_dllm.ops.statistics.ranked import RankedTokens
-from vllm_dllm.ops.statistics.rows import RowStatistics
+from vllm_dllm.ops.statistics.rows import RankedTokens, RowStatistics
 from vllm_dllm.ranges import AlgorithmConfig
 
 Corruption = Literal["mask", "uniform"]
@@ -28,32 +26,20 @@ ALL_BESIDE: frozenset[Beside] = frozenset(get_args(Beside))
 
 @dataclass(frozen=True)
 class EditTokens:
-    """The ids with which a model changes the layout of a canvas.
+    """The ids with which a model changes the layout of a canvas."""
 
-    Attributes:
-        mask: fills positions that are still to be decided.
-        delete: predicted for a position that is to be removed.
-        split: predicted for a position before which a mask is to be inserted.
-    """
-
-    mask: int
-    delete: int
-    split: int
+    mask: int  # fills positions that are still to be decided
+    delete: int  # predicted for a position that is to be removed
+    split: int  # predicted for a position before which a mask is to be inserted
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """One canvas per row. Masks are explicit: a token id never implies that a position is masked.
+    """One canvas per row; a token id never implies that a position is masked."""
 
-    Attributes:
-        tokens: int64 ``[slots, L]``, the ids that the model reads.
-        masked: bool ``[slots, L]``, positions that are still to be decided.
-        fixed: bool ``[slots, L]``, positions that never change (the prompt's tail).
-    """
-
-    tokens: torch.Tensor
-    masked: torch.Tensor
-    fixed: torch.Tensor
+    tokens: torch.Tensor  # int64 [slots, L], the ids that the model reads
+    masked: torch.Tensor  # bool [slots, L], positions that are still to be decided
+    fixed: torch.Tensor  # bool [slots, L], positions that never change (the prompt's tail)
 
     def take(self, index: torch.Tensor) -> Canvas:
         """Copies of the canvases of the slots in ``index``, int64 ``[n]``."""
@@ -71,7 +57,7 @@ class StepContext:
         last: bool ``[slots]``, true where the step cap is reached and everything must be decided.
         parameters: the fields of the algorithm's `config`, as float32 ``[slots]`` tensors.
         state: what the algorithm's last step returned for these slots, or the initial values.
-        step: int64 ``[slots]``, the number of steps the canvas has taken before this one.
+        step: int64 ``[slots]``, the steps that the canvas has taken before this one.
         noise: int64 ``[slots, L]``, uniform random tokens, for an algorithm of uniform noise.
         present: bool ``[slots, L]``, positions that exist; None when all do. Only canvases
             narrower than L have positions that do not exist, whose statistics are meaningless.
@@ -100,15 +86,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """The limits of canvases of several blocks, int64 ``[slots]`` each, see `decoding.blocks`.
+    """The limits of canvases of several blocks, int64 ``[slots]`` each, see `decoding.blocks`."""
 
-    Attributes:
-        open_blocks: how many unfinished blocks may be open.
-        max_steps: the cap on the steps of a block.
-    """
-
-    open_blocks: torch.Tensor
-    max_steps: torch.Tensor
+    open_blocks: torch.Tensor  # how many unfinished blocks may be open
+    max_steps: torch.Tensor  # the cap on the steps of a block
 
 
 @dataclass(frozen=True)
@@ -129,26 +110,16 @@ class Update:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that an algorithm keeps for each slot while a canvas is denoised.
+    """A tensor that an algorithm keeps for each slot while a canvas is denoised."""
 
-    Attributes:
-        dtype: its dtype.
-        initial: the value before the first step of a canvas.
-        per_position: whether the shape is ``[slots, L, *extra]`` rather than ``[slots, *extra]``.
-        extra: additional dimensions.
-    """
-
-    dtype: torch.dtype
-    initial: float
-    per_position: bool = True
-    extra: tuple[int, ...] = ()
+    dtype: torch.dtype  # its dtype
+    initial: float  # the value before the first step of a canvas
+    per_position: bool = True  # whether the shape is [slots, L, *extra] rather than [slots, *extra]
+    extra: tuple[int, ...] = ()  # additional dimensions
 
 
 class Algorithm(ABC):
     """A decoding algorithm: a name, its settings, its per-slot tensors, and one pure step.
-
-    The defaults are those of an algorithm for masked models that has no settings and no state, and
-    needs nothing but row statistics.
 
     Attributes:
         name: what users write.
@@ -194,10 +165,7 @@ class Algorithm(ABC):
     moves: bool = False
 
     def cap(self, length: int, settings: AlgorithmConfig) -> int:
-        """The default maximum number of steps for a canvas of `length` positions.
-
-        Unless this is overridden, it is one step per position, plus one.
-        """
+        """The default maximum number of steps for a canvas of `length` positions."""
         return length + 1
 
     def temperature(
@@ -208,8 +176,7 @@ class Algorithm(ABC):
     ) -> torch.Tensor:
         """The temperature at which a step's logits are sampled, float32 ``[slots]``.
 
-        0 is greedy, and the result is 0 where a request's temperature is 0. Unless this is
-        overridden, it is the request's temperature at every step.
+        0 is greedy, and the result is 0 where a request's temperature is 0.
 
         Args:
             temperature: the requests' temperatures, float32 ``[slots]``.
@@ -222,11 +189,10 @@ class Algorithm(ABC):
     def adjust(
         self, canvas: Canvas, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A change to one logit in each row before statistics are computed, or None for no change.
+        """A change to one logit in each row before statistics are computed, or None.
 
-        Returns:
-            Token ids int64 ``[slots, L]`` and the values to add to their logits, float32
-            ``[slots, L]``.
+        It is the tokens' ids, int64 ``[slots, L]``, and what to add to their logits, float32
+        ``[slots, L]``.
         """
         return None
 
@@ -251,15 +217,10 @@ def confidence(canvas: Canvas, probability: torch.Tensor) -> torch.Tensor:
 
 
 def precedes(sureness: torch.Tensor) -> torch.Tensor:
-    """Whether one position comes before another when they are sorted, the surest first.
+    """Whether position j comes before i, the surest first: bool ``[slots, L, L]`` at ``[_, i, j]``.
 
-    Ties go to the lowest position. Comparing all pairs costs a GPU one kernel, and sorting several.
-
-    Args:
-        sureness: float32 ``[slots, L]``.
-
-    Returns:
-        Bool ``[slots, L, L]``; true at ``[_, i, j]`` where j comes before i.
+    `sureness` is float32 ``[slots, L]``; ties go to the lowest position. Comparing all pairs costs
+    a GPU one kernel, and sorting several.
     """
     one, other = sureness[:, :, None], sureness[:, None, :]
     place = torch.arange(sureness.shape[1], device=sureness.device)

@@ -113,13 +113,8 @@ def open_blocks(
     has to be decided in the first unfinished block, and in an open one if the block before has
     decided `SEMI_COMPLETE` of its positions.
 
-    Args:
-        masked: bool ``[slots, N, L]``.
-        at_most: int64 ``[slots]``.
-        opens_at: a share, 0 to 1; None means `ADD_BLOCK`.
-
-    Returns:
-        Two bool ``[slots, N]``.
+    Both results are bool ``[slots, N]``. `masked` is bool ``[slots, N, L]``, `at_most` int64
+    ``[slots]``, and `opens_at` a share, 0 to 1; None means `ADD_BLOCK`.
     """
     left, length = masked.sum(2), masked.shape[2]
     before = (length - left[:, :-1]) / length  # the progress of the block before, from block 1 on

@@ -30,21 +30,14 @@ def decided_prefix(canvas: Canvas) -> torch.Tensor:
 
 
 def emitted_length(canvas: Canvas, reach: torch.Tensor, early: bool = True) -> torch.Tensor:
-    """The length of the canvas prefix that may leave, or 0 while the canvas must go on.
+    """The length of the prefix that may leave, int64 ``[slots]``; 0 while the canvas must go on.
 
     A canvas without masked positions leaves whole. With `early`, a canvas whose positions up to
     `reach` are all decided leaves up to there: nothing after that is ever shown, so steps to decide
     it would be wasted (``eos_early_stop`` in LLaDA2's ``generate``). This is valid only for
-    algorithms that never change a decided position.
-
-    Args:
-        canvas: tensors of shape ``[slots, L]``.
-        reach: int64 ``[slots]``, at least 1: the smaller of `first_end` and the number of positions
-            that the request may output, including those of the tail.
-        early: whether a prefix may leave before the whole canvas is decided.
-
-    Returns:
-        int64 ``[slots]`` in ``0..L``.
+    algorithms that never change a decided position. `reach` (int64 ``[slots]``, at least 1) is the
+    smaller of `first_end` and the number of positions that the request may output, including those
+    of the tail.
     """
     length = canvas.tokens.shape[1]
     prefix = decided_prefix(canvas)

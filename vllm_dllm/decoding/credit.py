@@ -8,14 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from vllm_dllm.decoding.base import (
-    Algorithm,
-    Canvas,
-    StateTensor,
-    StepContext,
-    Update,
-    reveal,
-)
+from vllm_dllm.decoding.base import Algorithm, Canvas, StateTensor, StepContext, Update, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 KEPT = 8  # credits kept per position: with beta = 0.8 a ninth would be below 0.8^8 = 0.17

@@ -1,4 +1,4 @@
-"""EntropyBound: accept the positions whose joint uncertainty is bounded, renoise the others."""
+"""EntropyBound for both kinds of models, and EntropyBounded: accept while entropies are bounded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from vllm_dllm.decoding.base import (
     StateTensor,
     StepContext,
     Update,
+    reveal,
 )
-from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
 from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
 
 
@@ -50,11 +51,9 @@ class EntropyBound(Algorithm):
         h_1 + ... + h_(k-1) <= entropy_bound
 
     (the mutual information of the accepted tokens is at most that). Accepted positions take y,
-    the others a uniform random token. Pinned (fixed) positions keep their token.
-
-    The canvas is done when its argmax has stayed the same for `stability_threshold` steps and
-    the mean entropy is below `confidence_threshold`, or at the step cap. What is committed is
-    the argmax, not the noisy canvas.
+    the others a uniform random token, and fixed ones keep their token. The canvas is done when its
+    argmax has stayed the same for `stability_threshold` steps and the mean entropy is below
+    `confidence_threshold`, or at the step cap. What is committed is the argmax.
 
     Source: Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy
     Bounded Unmasking" (arXiv 2505.24857); ``EntropyBoundSampler`` and
@@ -95,7 +94,10 @@ class EntropyBound(Algorithm):
         if not isinstance(statistics, SampledStatistics) or context.noise is None:
             raise TypeError("EntropyBound needs sampled statistics and noise")
         entropy, changes = statistics.entropy, statistics.token != state["argmax"]
-        if context.present is not None:
+        if context.present is None:
+            mean = entropy.mean(1)
+        else:
+            mean = torch.where(context.present, entropy, 0.0).sum(1) / context.present.sum(1)
             entropy = torch.where(context.present, entropy, torch.inf)
             changes = changes & context.present
         accept = within_bound(entropy, parameters["entropy_bound"])
@@ -103,7 +105,7 @@ class EntropyBound(Algorithm):
 
         unchanged = torch.where(changes.any(1), 0, state["unchanged"] + 1)
         stable = unchanged >= parameters["stability_threshold"]
-        confident = self._mean(entropy, context.present) < parameters["confidence_threshold"]
+        confident = mean < parameters["confidence_threshold"]
         done = (stable & confident) | context.last
         tokens = torch.where(done[:, None], statistics.token, proposal)
         tokens = torch.where(canvas.fixed, canvas.tokens, tokens)
@@ -113,25 +115,76 @@ class EntropyBound(Algorithm):
             {"argmax": statistics.token, "unchanged": unchanged.int()},
         )
 
-    @staticmethod
-    def _mean(entropy: torch.Tensor, present: torch.Tensor | None) -> torch.Tensor:
-        """Mean entropy of the positions that exist, float32 ``[slots]``."""
-        if present is None:
-            return entropy.mean(1)
-        return torch.where(present, entropy, 0.0).sum(1) / present.sum(1)
-
 
 def within_bound(entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     """Positions for which all smaller entropies of the row add up to at most the bound.
 
-    Args:
-        entropy: float32 ``[slots, L]``; positions of infinite entropy are never in the result.
-        bound: float32 ``[slots]``, in nats.
-
-    Returns:
-        Bool ``[slots, L]``.
+    Entropies are float32 ``[slots, L]``, the bound ``[slots]``, both in nats. Positions of infinite
+    entropy are never in the result, bool ``[slots, L]``.
     """
     ordered, order = entropy.sort(dim=1, stable=True)
     # Infinity minus infinity is NaN, and every comparison with NaN is false.
     smaller = ordered.cumsum(1) - ordered
     return torch.zeros_like(entropy, dtype=torch.bool).scatter_(1, order, smaller <= bound[:, None])
+
+
+@dataclass(frozen=True)
+class MaskedEntropyBoundConfig(AlgorithmConfig):
+    """Settings of `MaskedEntropyBound`."""
+
+    entropy_bound: float = setting(0.1, "nats that positions decided together may share")
+
+
+class MaskedEntropyBound(Algorithm):
+    """Decides masked positions in the order of their entropies; the rule of `EntropyBound`.
+
+    The first position is always decided. Ties go to the lowest position.
+    """
+
+    name: str = "EntropyBound"
+    config: type[AlgorithmConfig] = MaskedEntropyBoundConfig
+    reads_decided: bool = False
+    reads_entropy: bool = True
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        """See `Algorithm.step`."""
+        if not isinstance(context.statistics, EntropyStatistics):
+            raise TypeError(f"{self.name} needs entropies")
+        entropy = torch.where(canvas.masked, context.statistics.entropy, torch.inf)
+        accept = self.accepted(entropy, context.parameters["entropy_bound"])
+        return reveal(canvas, context, accept)
+
+    def accepted(self, entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        """The positions to decide; arguments and result as for the function `within_bound`."""
+        return within_bound(entropy, bound)
+
+
+@dataclass(frozen=True)
+class EntropyBoundedConfig(AlgorithmConfig):
+    """Settings of `EntropyBounded`; the default is that of SDAR's ``generate.py``."""
+
+    entropy_bound: float = setting(0.35, "nats that positions decided together may have")
+
+
+class EntropyBounded(MaskedEntropyBound):
+    """Decides masked positions in the order of their entropies.
+
+    With ``h_1 <= h_2 <= ...`` the k-th is decided when::
+
+        k = 1   or   h_1 + ... + h_k < entropy_bound
+
+    `EntropyBound` leaves a position's own entropy out of its sum, and so decides one more.
+
+    Source: JetEngine (Labman42/JetEngine), with the entropies of the full softmax. The rule of this
+    name in SDAR's ``generate.py`` cannot run by itself.
+    """
+
+    name: str = "EntropyBounded"
+    config: type[AlgorithmConfig] = EntropyBoundedConfig
+
+    def accepted(self, entropy: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        """See `MaskedEntropyBound.accepted`."""
+        rising, order = entropy.sort(dim=1, stable=True)
+        few = rising.cumsum(1) < bound[:, None]
+        few[:, 0] = True
+        return torch.zeros_like(few).scatter_(1, order, few)

@@ -8,14 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from vllm_dllm.decoding.base import (
-    Algorithm,
-    Canvas,
-    StateTensor,
-    StepContext,
-    Update,
-    reveal,
-)
+from vllm_dllm.decoding.base import Algorithm, Canvas, StateTensor, StepContext, Update, reveal
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 

@@ -21,7 +21,7 @@ from vllm_dllm.decoding.base import (
     precedes,
 )
 from vllm_dllm.decoding.quota import quota
-from vllm_dllm.ops.statistics.ranked import RankedTokens
+from vllm_dllm.ops.statistics.rows import RankedTokens
 from vllm_dllm.ranges import AlgorithmConfig, setting
 
 KEPT = 64  # canvases that are remembered; the default cap is 50 steps with blocks of 32
@@ -150,17 +150,10 @@ def _unseen(
     found: RankedTokens,
     seen: torch.Tensor,
 ) -> torch.Tensor:
-    """The canvases after the writes, with other tokens where they have been made before.
+    """The first canvas that is not among `seen`, int64 ``[slots, L]``; the last try if all are.
 
-    Args:
-        before: int64 ``[slots, L]``, the canvases before the writes.
-        written: int64 ``[slots, L]``, the canvases after the writes.
-        changed: bool ``[slots, L]``, the positions that may get another token.
-        found: the likeliest tokens of each position.
-        seen: int32 ``[slots, L, KEPT]``, the earlier canvases.
-
-    Returns:
-        The first canvas that is not among `seen`, int64 ``[slots, L]``; the last one if all are.
+    Only the positions in `changed` (bool ``[slots, L]``) may get other tokens than `written` has;
+    the earlier canvases are int32 ``[slots, L, KEPT]``.
     """
     second = found.tokens[..., 1]
     sureness = torch.where(changed, -found.probability[..., 0], -torch.inf)
@@ -187,15 +180,8 @@ def _edited(
 ) -> tuple[Canvas, torch.Tensor]:
     """Remove and insert positions, from left to right.
 
-    Args:
-        canvas: the canvases before the step.
-        written: int64 ``[slots, L]``, their tokens after the writes.
-        masked: bool ``[slots, L]``, positions that are still masked after the writes.
-        original: bool ``[slots, L]``, positions that were masked in the fresh canvas.
-        ids: the model's edit tokens.
-
-    Returns:
-        The canvases, and where their positions are original ones.
+    `canvas` is that before the step; `written` and `masked` are its tokens and masks after the
+    writes. Returns the canvases, and where their positions are `original` ones.
     """
     length = written.shape[1]
     splits = (written == ids.split) & ~canvas.fixed

@@ -29,12 +29,8 @@ class FixedSteps(Algorithm):
     """The schedule of LLaDA's first ``generate``: more steps cost time and give better answers.
 
     A canvas that starts with m masked positions is spread over S steps. Step n = 0, 1, ...
-    decides::
-
-        max(1, floor(m / S) + [n < m mod S])
-
-    positions, those of the largest p; ties go to the lowest position. `even_share` computes the
-    same number from the masks that are left.
+    decides the ``max(1, floor(m / S) + [n < m mod S])`` positions of the largest p; ties go to the
+    lowest position. `share` computes the same number from the masks that are left.
 
     Source: ``get_num_transfer_tokens`` of LLaDA (arXiv 2502.09992), low-confidence remasking. There
     a step may decide nothing when S > m; here each decides one, so that none is wasted.
@@ -46,14 +42,22 @@ class FixedSteps(Algorithm):
 
     def step(self, canvas: Canvas, context: StepContext) -> Update:
         """See `Algorithm.step`."""
-        return reveal(canvas, context, self.first(canvas, context, even_share(canvas, context)))
+        count = self.share(canvas, context)
+        return reveal(canvas, context, self.first(count, canvas, context))
 
-    def first(self, canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:
-        """The `count` (int64 ``[slots]``) masks that come first, bool ``[slots, L]``.
+    def share(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        """The masks to decide: those left by the steps left, rounded up; int64 ``[slots]``."""
+        steps, done = progress(context)
+        left = (steps - done).clamp_min(1)
+        return (canvas.masked.sum(1) + left - 1) // left
 
-        The order is by confidence, unless a subclass has another one.
+    def first(self, count: torch.Tensor, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        """The `count` masked positions of the largest p, bool ``[slots, L]``.
+
+        If fewer positions are masked than `count`, others are true too; `reveal` ignores them.
         """
-        return most_confident(canvas, context, count)
+        sureness = confidence(canvas, context.statistics.probability)
+        return precedes(sureness).sum(2) < count[:, None]
 
 
 @dataclass(frozen=True)
@@ -67,17 +71,10 @@ class StepsConfig(AlgorithmConfig):
 class LowConfidenceEven(FixedSteps):
     """Spreads the masks of a block evenly over its steps, the most confident first.
 
-    With m masks left after s = 0, 1, ... of S steps, it decides the::
-
-        ceil(m / (S - s))
-
-    masks with the largest probabilities; ties go to the lowest position. Without a number of
-    steps, each decides one position. Probabilities are taken over the whole vocabulary at
-    temperature 1, even for drawn tokens, which is the one difference from `FixedSteps`.
-
-    Stable-DiffCoder counts the m masks at the start of the block instead, and takes
-    ``floor(m / S) + [s < m mod S]`` of them, skipping steps that would take none. That is the same
-    number at every step.
+    With m masks left after s = 0, 1, ... of S steps, it decides ``ceil(m / (S - s))`` of them,
+    which are as many as `FixedSteps` and Stable-DiffCoder decide. Without a number of steps, each
+    decides one position. The one difference from `FixedSteps` is that the probabilities of drawn
+    tokens, too, are those at temperature 1.
 
     Source: the quota without a threshold of ``generate`` of Stable-DiffCoder
     (ByteDance-Seed/Stable-DiffCoder-8B-Instruct), ``low_confidence`` of Nemotron-Labs-Diffusion.
@@ -91,20 +88,19 @@ class LowConfidenceEven(FixedSteps):
 class Leftmost(LowConfidenceEven):
     """Decides as many masks as `LowConfidenceEven` at every step, from left to right.
 
-    `Sequential` differs in a block that begins with a prompt's tail, as `LowConfidenceStatic` does
-    from `LowConfidenceEven`.
+    `Sequential` differs in a block that begins with a prompt's tail.
 
     Source: ``leftmost`` of Nemotron-Labs-Diffusion.
     """
 
     name: str = "Leftmost"
 
-    def first(self, canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:
+    def first(self, count: torch.Tensor, canvas: Canvas, context: StepContext) -> torch.Tensor:
         """See `FixedSteps.first`."""
         return canvas.masked.cumsum(1) <= count[:, None]
 
 
-class LowConfidenceStatic(Algorithm):
+class LowConfidenceStatic(LowConfidenceEven):
     """Decides the same share of a block at every step, the most confident positions first.
 
     With M the masked positions, and n the quota of step s = 0, 1, ... of S steps::
@@ -112,22 +108,18 @@ class LowConfidenceStatic(Algorithm):
         n = floor(L / S) + [s < L mod S]
 
     it decides the positions with the min(n, abs(M)) largest probabilities; ties go to the lowest
-    position. `FixedSteps` differs in a block that begins with a prompt's tail: it spreads the
-    masked positions over the steps, while this rule spreads all L. ``generate.py`` overwrites
-    decided positions when fewer masks are left than the quota; here decided positions never change.
+    position. `FixedSteps` spreads only the positions after a prompt's tail over the steps, while
+    this rule spreads all L. ``generate.py`` overwrites decided positions when fewer masks are left
+    than the quota; here decided positions never change.
 
     Source: ``low_confidence_static`` of SDAR's ``generate.py`` (JetAstra/SDAR).
     """
 
     name: str = "LowConfidenceStatic"
-    config: type[AlgorithmConfig] = StepsConfig
-    reads_decided: bool = False
-    own_confidence: bool = True
 
-    def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """See `Algorithm.step`."""
-        count = quota(canvas.tokens.shape[1], context)
-        return reveal(canvas, context, most_confident(canvas, context, count))
+    def share(self, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        """See `FixedSteps.share`."""
+        return quota(canvas.tokens.shape[1], context)
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ class LowConfidenceDynamicConfig(StepsConfig):
     threshold: float = setting(0.9, "decide what is surer than this, if it is enough")
 
 
-class LowConfidenceDynamic(Algorithm):
+class LowConfidenceDynamic(LowConfidenceStatic):
     """SDAR's default: a threshold, and a number of steps after which a block is finished.
 
     With M the masked positions, p the probability of each position's token and n the quota of the
@@ -148,8 +140,7 @@ class LowConfidenceDynamic(Algorithm):
 
     Ties go to the lowest position. Probabilities are taken over the whole vocabulary at temperature
     1, even for drawn tokens; ``generate.py`` takes them after temperature, top-k and top-p, so
-    greedy decoding (its top-k of 1) would be sure of everything. There, a step with fewer masks
-    left than its quota overwrites decided positions (S < L); here decided positions never change.
+    greedy decoding (its top-k of 1) would be sure of everything.
 
     Source: ``low_confidence_dynamic`` of SDAR's ``generate.py`` (JetAstra/SDAR); the threshold 0.9
     of its model card (0.85 in ``generate.py``, 0.95 in its evaluation).
@@ -157,67 +148,45 @@ class LowConfidenceDynamic(Algorithm):
 
     name: str = "LowConfidenceDynamic"
     config: type[AlgorithmConfig] = LowConfidenceDynamicConfig
-    reads_decided: bool = False
-    own_confidence: bool = True
     in_blocks: bool = True
 
-    def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """See `Algorithm.step`."""
+    def first(self, count: torch.Tensor, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        """See `FixedSteps.first`: the sure ones, if they are enough."""
         probability = context.statistics.probability
         sure = canvas.masked & (probability > context.parameters["threshold"][:, None])
-        count = quota(canvas.tokens.shape[1], context)
-        share = most_confident(canvas, context, count)
         enough = sure.sum(1) >= count
         if context.forces is not None:
             enough = enough | ~context.forces
-        return reveal(canvas, context, torch.where(enough[:, None], sure, share))
+        return torch.where(enough[:, None], sure, super().first(count, canvas, context))
 
 
-class Sequential(Algorithm):
+class Sequential(LowConfidenceStatic):
     """Decides the masks among the n positions from the first mask on; n is the step's quota.
 
-    The quota is that of `LowConfidenceStatic`. ``generate.py`` also overwrites decided positions
-    among them; here they never change.
+    The quota is that of `LowConfidenceStatic`, and so is the difference from ``generate.py``.
 
     Source: ``sequential`` of SDAR's ``generate.py`` (JetAstra/SDAR).
     """
 
     name: str = "Sequential"
-    config: type[AlgorithmConfig] = StepsConfig
-    reads_decided: bool = False
+    own_confidence: bool = False
 
-    def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """See `Algorithm.step`."""
-        first = canvas.masked.int().argmax(1, keepdim=True)
-        place = torch.arange(canvas.masked.shape[1], device=first.device) - first  # [slots, L]
-        count = quota(canvas.tokens.shape[1], context).clamp_min(1)
-        return reveal(canvas, context, (place >= 0) & (place < count[:, None]))
+    def first(self, count: torch.Tensor, canvas: Canvas, context: StepContext) -> torch.Tensor:
+        """See `FixedSteps.first`."""
+        begin = canvas.masked.int().argmax(1, keepdim=True)
+        place = torch.arange(canvas.masked.shape[1], device=begin.device) - begin  # [slots, L]
+        return (place >= 0) & (place < count.clamp_min(1)[:, None])
 
 
 def quota(positions: torch.Tensor | int, context: StepContext) -> torch.Tensor:
     """The share of this step, int64 ``[slots]``, where `positions` are spread over ``steps``.
 
-    SDAR's rules spread all L positions of every block, also of one that begins with a prompt's
-    tail. `positions` may be a number for each slot, int64 ``[slots]``.
+    `positions` may be a number for each slot, int64 ``[slots]``.
 
     Source: ``get_num_transfer_tokens`` of SDAR's ``generate.py`` (JetAstra/SDAR).
-
-    Raises:
-        TypeError: `context` has no step number.
     """
     steps, done = progress(context)
     return positions // steps + (done < positions % steps)
-
-
-def even_share(canvas: Canvas, context: StepContext) -> torch.Tensor:
-    """The masks left, divided by the steps left and rounded up; int64 ``[slots]``.
-
-    Raises:
-        TypeError: `context` has no step number.
-    """
-    steps, done = progress(context)
-    left = (steps - done).clamp_min(1)
-    return (canvas.masked.sum(1) + left - 1) // left
 
 
 def progress(context: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,16 +198,3 @@ def progress(context: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
     if context.step is None:
         raise TypeError("this algorithm needs the number of the step")
     return context.parameters["steps"].long(), context.step
-
-
-def most_confident(canvas: Canvas, context: StepContext, count: torch.Tensor) -> torch.Tensor:
-    """The `count` (int64 ``[slots]``) masked positions of the largest probabilities.
-
-    Ties go to the lowest position. If fewer positions are masked than `count`, others are true too;
-    `reveal` ignores them.
-
-    Returns:
-        Bool ``[slots, L]``.
-    """
-    sureness = confidence(canvas, context.statistics.probability)
-    return precedes(sureness).sum(2) < count[:, None]

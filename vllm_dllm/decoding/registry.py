@@ -14,23 +14,23 @@ ENTRY_POINTS = "vllm_dllm.algorithms"
 # Algorithms by the kind of model and the name that users write. A built-in one is a module of this
 # package and a class, until it is asked for.
 _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
-    ("mask", "ConfidenceThreshold"): "confidence_threshold:ConfidenceThreshold",
+    ("mask", "ConfidenceThreshold"): "thresholds:ConfidenceThreshold",
     ("mask", "Credit"): "credit:Credit",
-    ("mask", "EntropyBound"): "masked_entropy_bound:MaskedEntropyBound",
-    ("mask", "EntropyBounded"): "masked_entropy_bound:EntropyBounded",
+    ("mask", "EntropyBound"): "entropy_bound:MaskedEntropyBound",
+    ("mask", "EntropyBounded"): "entropy_bound:EntropyBounded",
     ("mask", "FixedSteps"): "quota:FixedSteps",
-    ("mask", "FrechetProfile"): "frechet_profile:FrechetProfile",
-    ("mask", "Hierarchical"): "hierarchical:Hierarchical",
+    ("mask", "FrechetProfile"): "thresholds:FrechetProfile",
+    ("mask", "Hierarchical"): "thresholds:Hierarchical",
     ("mask", "JointThreshold"): "joint_threshold:JointThreshold",
     ("mask", "JointThresholdInDel"): "joint_threshold_in_del:JointThresholdInDel",
     ("mask", "Leftmost"): "quota:Leftmost",
-    ("mask", "LinearSpec"): "linear_spec:LinearSpec",
-    ("mask", "LowConfidence"): "low_confidence:LowConfidence",
+    ("mask", "LinearSpec"): "thresholds:LinearSpec",
+    ("mask", "LowConfidence"): "thresholds:LowConfidence",
     ("mask", "LowConfidenceDynamic"): "quota:LowConfidenceDynamic",
     ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
     ("mask", "Sequential"): "quota:Sequential",
-    ("mask", "SubBlocks"): "sub_blocks:SubBlocks",
+    ("mask", "SubBlocks"): "thresholds:SubBlocks",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
 }
 
@@ -99,9 +99,7 @@ def registered_names(corruption: Corruption) -> list[str]:
 def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[str, float]]:
     """The algorithm with this name, and the settings of its preset.
 
-    Args:
-        name: a registered name, ``<name>-<preset>``, or ``package.module:Class``.
-        corruption: what fills the model's fresh canvases: masks or uniform noise.
+    `name` is a registered name, ``<name>-<preset>``, or ``package.module:Class``.
 
     Raises:
         SettingsError: there is no such algorithm, or it is for the other kind of model.

@@ -1,15 +1,13 @@
 """The constraints of running requests, and the state that each has reached.
 
-This module is loaded for the first request that has a constraint, and only this module knows how
-paths through an automaton are found. One step serves all constrained canvases of a batch, whatever
-their automata; see `canvas_grammar.decoding` for the computation.
+One step serves all constrained canvases of a batch, whatever their automata; see
+`canvas_grammar.decoding` for the computation.
 
 The canvas of a large constraint follows only the part near the canvas' first state, and only the
 host can find that part. When a canvas leaves, the next one *waits*: steps leave it unchanged. Which
 canvases wait, and their states, is copied to the host after every step, and the host answers at the
-first step that can read the copy without waiting for the device. On a GPU each canvas waits for one
-step, because the host prepares a step while the previous one is running. The number of steps
-depends on nothing else, so all ranks agree.
+first step that can read the copy without waiting for the device. On a GPU that is one step later,
+whatever else happens, so all ranks agree.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 
-# How many plans are cached, one for each set of canvases. A steady batch has one set for each part
-# that the readout splits it into.
+# How many plans are cached. A steady batch has one for each part that the readout splits it into.
 MOST_KEPT = 8
 # A CPU draws the tokens of this many rows at a time, which stay in its caches.
 ROWS_AT_ONCE_CPU = 4
@@ -57,35 +54,28 @@ class Constraints:
 
     A canvas follows a part of its constraint that begins in the state before the canvas; see
     `canvas_grammar.automaton.windows`.
-
-    Attributes:
-        state: int64 ``[slots]``, the state in the slot's part after the tokens output so far, and
-            after the finished blocks of a canvas of several.
-        finder: finds paths, with memory that all steps share.
-        sessions: by slot, the constraint of its request; slots with equal constraints share one.
-        parts: by slot, the part of its constraint that its canvas follows.
     """
 
     def __init__(self, slots: SlotState) -> None:
         count, device = len(slots.phase), slots.device
         self.slots = slots
+        # [slots], the state in the slot's part after the tokens output so far, and after the
+        # finished blocks of a canvas of several.
         self.state = torch.zeros(count, dtype=torch.int64, device=device)
+        # By slot, the constraint of its request, which slots with equal constraints share; the part
+        # that its canvas follows; the hash of the packed constraint and the tokens of a canvas.
         self.sessions: dict[int, Session] = {}
         self.parts: dict[int, Part] = {}
-        # By slot, the hash of its packed constraint and how many tokens the canvases have to it.
         self._keys: dict[int, tuple[bytes, int]] = {}
         self.starts = CanvasStarts(count, device)
-        self.finder = path_finder(device)
+        self.finder = path_finder(device)  # with memory that all steps share
         self._plan = lru_cache(MOST_KEPT)(self._planned)
 
     def enter(self, slot: int, packed: bytes, output: Sequence[int], blocks: int = 1) -> None:
         """Set up ``slot`` for a request whose next canvas is a new one.
 
-        Args:
-            slot: the request's slot.
-            packed: the request's packed constraint.
-            output: the tokens that it had output before it was preempted.
-            blocks: how many unfinished blocks of its canvases may be open.
+        `output` are the tokens that it had output before it was preempted, and `blocks` says how
+        many unfinished blocks of its canvases may be open.
         """
         self.leave(slot)
         self.slots.constrained[slot] = True
@@ -102,10 +92,7 @@ class Constraints:
     def resume(self, slot: int, output: Sequence[int], before: int) -> None:
         """Give ``slot`` the part of a canvas that has already begun.
 
-        Args:
-            slot: the slot of a request with a constraint.
-            output: all tokens that the request has output.
-            before: how many of them were output before the canvas began.
+        `output` are all tokens of the request, `before` of them from before the canvas began.
         """
         session = self.sessions[slot]
         first = session.after(output[:before])
@@ -134,9 +121,7 @@ class Constraints:
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
         """Return what the canvases of a step must follow.
 
-        Args:
-            plan: the step's plan.
-            revises: bool ``[n]``, canvases whose visible tokens may change in this step.
+        `revises` (bool ``[n]``) are canvases whose visible tokens may change in this step.
         """
         self._begin_canvases()
         now, before = plan.status, plan.status.canvas
@@ -147,8 +132,7 @@ class Constraints:
             first = torch.maximum(first, self.slots.finished_end(plan.slots))
             budget = (budget + now.tail - first).clamp_min(0)
             # What the model would write in a block that is not open says nothing yet, so the path
-            # ends before it. In a part of a constraint that might leave no path for that block,
-            # unless it gets a part of its own.
+            # ends before it, unless a part of a constraint might leave no path for that block.
             masked = before.masked.unflatten(1, (kind.blocks, -1))
             opened, _ = open_blocks(masked, now.blocks, kind.opens_at)
             cut = (now.blocks == 1) | ~self.starts.moving.index_select(0, plan.slots)
@@ -165,20 +149,14 @@ class Constraints:
         return ConstrainedStep(self, plan.slots, window, ConstrainedPath.empty(window), waits)
 
     def plan(self, on_host: np.ndarray, where: np.ndarray, both: bool) -> Followed:
-        """Plan the path searches for some canvases; cached for later steps with the same canvases.
+        """Plan the path searches for the canvases `where` (int ``[m]``) of a batch; cached.
 
-        Args:
-            on_host: the slots of a batch, int ``[n]``.
-            where: which canvases of the batch these are, int ``[m]``.
-            both: whether canvases that draw have a best path, too.
+        With `both`, canvases that draw have a best path, too.
         """
-        slots = on_host[where]
-        canvases = [
-            (index, self.parts[slot], self.sessions[slot], draws)
-            for index, slot, draws in zip(
-                where.tolist(), slots.tolist(), self.slots.samples[slots].tolist(), strict=True
-            )
-        ]
+        canvases = []
+        for index, slot in zip(where.tolist(), on_host[where].tolist(), strict=True):
+            draws = bool(self.slots.samples[slot])
+            canvases.append((index, self.parts[slot], self.sessions[slot], draws))
         return self._plan(len(on_host), both, *canvases)
 
     def _planned(
@@ -196,46 +174,25 @@ class Constraints:
         return Followed(self.finder.plan(planned), len(planned), greedy, follows, draws)
 
 
+@dataclass(frozen=True)
 class ConstrainedStep:
-    """The constraints of a step's canvases, including canvases that have none.
+    """The constraints of a step's canvases; see `contracts.ConstrainedStep`."""
 
-    Attributes:
-        slots: int64 ``[n]``, the slots of the batch.
-        window: the canvases as their constraints see them: which tokens are fixed, and which may
-            change.
-        path: the paths of constrained canvases, written when they are chosen.
-        waits: canvases whose constraint has not been looked up yet, which stay as they are; bool
-            ``[n]``, or None if there can be none.
-    """
-
-    def __init__(
-        self,
-        constraints: Constraints,
-        slots: torch.Tensor,
-        window: CanvasWindow,
-        path: ConstrainedPath,
-        waits: torch.Tensor | None,
-    ) -> None:
-        self.constraints = constraints
-        self.slots = slots
-        self.window = window
-        self.path = path
-        self.waits = waits
+    constraints: Constraints
+    slots: torch.Tensor  # int64 [n], the slots of the batch
+    # The canvases as their constraints see them: which tokens are fixed, and which may change.
+    window: CanvasWindow
+    path: ConstrainedPath  # the paths of constrained canvases, written when they are chosen
+    waits: torch.Tensor | None  # see `FollowedPaths`
 
     def part(self, rows: slice) -> ConstrainedStep:
-        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
+        """See `contracts.ConstrainedStep`."""
         waits = None if self.waits is None else self.waits[rows]
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
     def choose_paths(self, chosen: MaskedRows | NoiseRows, plan: StepPlan) -> None:
-        """Replace the tokens chosen for constrained canvases with those of paths.
-
-        Args:
-            chosen: what was chosen from the whole rows of logits of these canvases; updated in
-                place.
-            plan: the plan of these canvases.
-        """
+        """See `contracts.ConstrainedStep`."""
         slots = self.constraints.slots
         where = np.flatnonzero(slots.constrained[plan.on_host])
         if not len(where):
@@ -256,9 +213,8 @@ class ConstrainedStep:
     ) -> None:
         """Replace a masked model's tokens and their confidences with those of paths.
 
-        The confidence of a most probable path's token is its probability; that of a drawn path's
-        token comes from `with_drawn`. Positions after the end of the text have confidence 1. `own`
-        is `StepPlan.own_confidence`.
+        A most probable path's token has its probability; a drawn one's comes from `with_drawn`,
+        with `StepPlan.own_confidence`. Positions after the end of the text have confidence 1.
         """
         shape = self.window.forced.shape
         greedy, statistics = rows.greedy.view(*shape), rows.statistics.view(*shape)
@@ -273,8 +229,7 @@ class ConstrainedStep:
             return logits.view(*shape, -1) if rows.place is None else logits
 
         if followed.greedy:
-            greedy_ones = range(followed.greedy)
-            finder.read(step, greedy_ones, own_rows(rows.logits), place=rows.place)
+            finder.read(step, range(followed.greedy), own_rows(rows.logits), place=rows.place)
         if draws:
             assert rows.filtered is not None and rows.tempered is not None
             kept, exact = own_rows(rows.filtered), own_rows(rows.tempered)
@@ -331,10 +286,9 @@ class ConstrainedStep:
     ) -> SampledStatistics:
         """A uniform-noise model's statistics with the tokens of best paths and of drawn paths.
 
-        Entropies remain those of the model, because the algorithm decides what it accepts. They are
-        0 after the budget. After the end of a path's text a canvas keeps what the model writes
-        there (DiffusionGemma does not repeat end-of-sequence tokens), because the model reads it
-        again.
+        Entropies remain those of the model, and are 0 after the budget. After the end of a path's
+        text a canvas keeps what the model writes there (DiffusionGemma does not repeat
+        end-of-sequence tokens), because it is read again.
 
         Args:
             own: the statistics of the whole batch, ``[n, L]``.
@@ -344,10 +298,8 @@ class ConstrainedStep:
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.
         """
-        followed, finder = (
-            self.constraints.plan(plan.on_host, where, True),
-            self.constraints.finder,
-        )
+        followed = self.constraints.plan(plan.on_host, where, True)
+        finder = self.constraints.finder
         draws = followed.count > followed.greedy
         free = FreeTokens(own.token, own.sample, own.probability, keys, plan.temperature)
         second = self.path.like() if draws else None
@@ -363,7 +315,6 @@ class ConstrainedStep:
         def kept(
             path: ConstrainedPath, follows: torch.Tensor, token: torch.Tensor, known: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            """Tokens and probabilities, with those of a path where it has any."""
             sure = (path.margin * rate).exp() * own.probability
             follows = follows & ~path.after_end
             return torch.where(follows, path.token, token), torch.where(follows, sure, known)
@@ -380,17 +331,12 @@ class ConstrainedStep:
         return SampledStatistics(token, probability, sample, its_probability, entropy)
 
     def followed(self) -> FollowedPaths:
-        """Return the chosen paths through the canvases of the batch."""
+        """See `contracts.ConstrainedStep`."""
         path = self.path
         return FollowedPaths(path.token, path.inside, path.feasible, self.waits)
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Advance the constraints by the tokens that were output.
-
-        Args:
-            out: int64 ``[n]``, length of the prefix of each canvas that has been output so far.
-            leaves: bool ``[n]``, canvases after which the next one begins.
-        """
+        """See `contracts.ConstrainedStep`."""
         state, slots = self.constraints.state, self.constraints.slots
         read, begun = out, leaves
         if slots.kind.blocks > 1:
@@ -407,21 +353,13 @@ class ConstrainedStep:
 
 @dataclass(frozen=True)
 class Followed:
-    """Some canvases of a batch of ``n``, and what they must follow.
+    """Some canvases of a batch, and what they must follow."""
 
-    Attributes:
-        plan: the finder's.
-        count: how many canvases these are.
-        greedy: how many of them do not draw.
-        follows: bool ``[n, 1]``, which canvases these are.
-        draws: bool ``[n, 1]``, which of them draw.
-    """
-
-    plan: Any
-    count: int
-    greedy: int
-    follows: torch.Tensor
-    draws: torch.Tensor
+    plan: Any  # the finder's
+    count: int  # how many canvases these are
+    greedy: int  # how many of them do not draw
+    follows: torch.Tensor  # bool [n, 1], which canvases these are
+    draws: torch.Tensor  # bool [n, 1], which of them draw
 
 
 def _runs(where: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
@@ -444,11 +382,9 @@ class _Copy:
 
     @cached_property
     def array(self) -> np.ndarray:
-        """The buffer itself."""
         return self.tensor.numpy()
 
     def take(self, values: torch.Tensor) -> None:
-        """Start a copy."""
         self.tensor.copy_(values, non_blocking=True)
         if self.event is not None:
             self.event.record()
@@ -461,18 +397,14 @@ class _Copy:
 
 
 class CanvasStarts:
-    """Tracks canvases that have begun and wait for the part of the constraint that they follow.
-
-    Attributes:
-        late: how many steps pass between a copy and its use, 0 or 1.
-        waiting: bool ``[slots]``, canvases that wait.
-        moving: bool ``[slots]``, constraints that are larger than a part; `_moves` on the host.
-    """
+    """Tracks canvases that have begun and wait for the part of the constraint that they follow."""
 
     def __init__(self, slots: int, device: torch.device, late: int | None = None) -> None:
+        # How many steps pass between a copy and its use, 0 or 1.
         self.late = int(can_pin(device)) if late is None else late
         self.waiting = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.moving = torch.zeros(slots, dtype=torch.bool, device=device)
+        # Constraints that are larger than a part, on the device and on the host.
+        self.moving = torch.zeros_like(self.waiting)
         self._moves: np.ndarray = np.zeros(slots, dtype=bool)
         # Copies are numbered; those before a slot's request or last answer do not count for it.
         self._first: np.ndarray = np.zeros(slots, dtype=np.int64)
@@ -493,23 +425,15 @@ class CanvasStarts:
             self.waiting[slot].fill_(False)
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
-        """Canvases that have no answer yet, bool ``[n]``; None if none can be waiting.
-
-        Args:
-            slots: int64 ``[n]``, the slots of the batch.
-            on_host: the same on the host.
-        """
+        """Which canvases of these slots have no answer yet, bool ``[n]``; None if none can wait."""
         if not self.late or not self._moves[on_host].any():
             return None
         return self.waiting.index_select(0, slots)
 
     def ask(self, states: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Let the canvases that follow those that leave wait for their parts, and start the copy.
+        """Let the canvases after those that leave (bool ``[n]``) wait, and start the copy.
 
-        Args:
-            states: int64, the states of all slots.
-            slots: int64 ``[n]``, the slots of the batch.
-            leaves: bool ``[n]``, whose canvas leaves.
+        `states` are those of all slots, int64, and `slots` those of the batch, int64 ``[n]``.
         """
         if not self._moves.any():
             return

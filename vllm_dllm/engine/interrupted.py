@@ -1,10 +1,9 @@
 """Canvases of preempted requests that have already streamed part of the canvas.
 
-A preempted request gives up its slot and later resumes with its output as part of its prompt. A
-request that does not stream starts its canvas over, which leads to the same tokens. With
-``diffusion_stream_prefix`` part of the canvas may have been output already, so the canvas has to
-resume where it was, with its decided positions, its step and its algorithm's tensors. These are
-copied on the device, and only when such a request is preempted.
+A preempted request gives up its slot and later resumes with its output as part of its prompt. One
+that does not stream starts its canvas over, which leads to the same tokens. With
+``diffusion_stream_prefix`` the canvas has to resume where it was, with its decided positions, its
+step and its algorithm's tensors. These are copied on the device.
 """
 
 from __future__ import annotations
@@ -25,28 +24,17 @@ OF_CANVAS = ("tokens", "masked", "fixed", "start", "tail", "ready", "step", "aft
 
 @dataclass(frozen=True)
 class InterruptedCanvas:
-    """Copies of what a slot held when its request was preempted.
+    """Copies of what a slot held when its request was preempted."""
 
-    Attributes:
-        rows: the slot's rows of the tensors in `OF_CANVAS`, by name.
-        algorithm_state: the slot's rows of the algorithm's state, by name.
-        block_before: int64 ``[L]``, the tokens of the block before the canvas.
-        output_end: int64 ``[]``, the position after the request's last token.
-        logprobs: the logprobs of the canvas' decided positions, or None.
-    """
-
-    rows: dict[str, torch.Tensor]
-    algorithm_state: dict[str, torch.Tensor]
-    block_before: torch.Tensor
-    output_end: torch.Tensor
-    logprobs: LogprobsTensors | None
+    rows: dict[str, torch.Tensor]  # the slot's rows of the tensors in `OF_CANVAS`, by name
+    algorithm_state: dict[str, torch.Tensor]  # the slot's rows of the algorithm's state, by name
+    block_before: torch.Tensor  # int64 [L], the tokens of the block before the canvas
+    output_end: torch.Tensor  # int64 [], the position after the request's last token
+    logprobs: LogprobsTensors | None  # the logprobs of the canvas' decided positions, or None
 
     @classmethod
     def copy(cls, parts: OptionalParts, slot: int, total_len: torch.Tensor) -> InterruptedCanvas:
-        """Copy the canvas in ``slot``.
-
-        `total_len` is vLLM's int32 ``[slots]``, the number of tokens of each request.
-        """
+        """Copy the canvas in ``slot``; `total_len` are the tokens of each request, ``[slots]``."""
         slots = parts.slots
         rows = {name: getattr(slots, name)[slot].clone() for name in OF_CANVAS}
         phase = slots.phase[slot]
@@ -55,12 +43,10 @@ class InterruptedCanvas:
         in_prefill = phase == int(Phase.PREFILL)
         rows["after_prefill"] = torch.where(in_prefill, rows["after_prefill"], phase)
         before = (rows["start"] - slots.length + slots.position).clamp_min(0)
+        state = slots.algorithms.for_slot(slot).state
         return cls(
             rows,
-            {
-                name: tensor[slot].clone()
-                for name, tensor in slots.algorithms.for_slot(slot).state.items()
-            },
+            {name: tensor[slot].clone() for name, tensor in state.items()},
             slots.history[slot].index_select(0, before).long(),
             total_len[slot].long(),
             parts.logprobs.copy(slot) if slots.reports[slot] else None,
@@ -71,11 +57,8 @@ class InterruptedCanvas:
     ) -> None:
         """Restore the canvas to the ``slot`` that its request has just entered.
 
-        Args:
-            parts: the optional parts, with the slots.
-            slot: the request's new slot.
-            known: the tokens that the resumed request has as its prompt.
-            prompt_length: how many of them are its original prompt.
+        `known` are the tokens that the resumed request has as its prompt, of which `prompt_length`
+        are its original prompt.
         """
         slots = parts.slots
         # This waits for the device, but only for requests that stream and have been preempted.

@@ -16,13 +16,8 @@ logger = init_logger("vllm.dllm")
 def triton_works(model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
     """Whether this package's Triton kernels can compute the row statistics; logs the decision.
 
-    All ranks that share the head call this together, and all get the same answer.
-
-    Args:
-        model: has `has_plain_head` and `tiled_head`, see `MaskedCanvasModel`.
-        masked: whether the model is a masked one.
-        device: where the model is, a CUDA device.
-        ranks: number of ranks that the head is spread over.
+    All `ranks` that share the head call this together, and all get the same answer. `model` has
+    `has_plain_head` and `tiled_head`, see `MaskedCanvasModel`.
     """
     obstacle = _obstacle(model)
     if obstacle is not None:
@@ -32,7 +27,11 @@ def triton_works(model: Any, masked: bool, device: torch.device, ranks: int) -> 
     failed = _failures(model, masked)
     if failed:
         logger.warning("dllm: Triton kernels failed their self-test: %s", "; ".join(failed))
-    if _on_any_rank(bool(failed), device, ranks):
+    anywhere = bool(failed)
+    if ranks > 1:
+        own = torch.tensor([float(anywhere)], device=device)
+        anywhere = bool(tensor_model_parallel_all_reduce(own)[0])
+    if anywhere:
         logger.warning("dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)")
         return False
     logger.info(
@@ -61,9 +60,3 @@ def _failures(model: Any, masked: bool) -> list[str]:
         return failures(model.tiled_head(), masked)
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
-
-
-def _on_any_rank(failed: bool, device: torch.device, ranks: int) -> bool:
-    if ranks == 1:
-        return failed
-    return bool(tensor_model_parallel_all_reduce(torch.tensor([float(failed)], device=device))[0])

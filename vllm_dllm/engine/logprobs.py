@@ -5,19 +5,17 @@ raw logits (``logprobs_mode``). A uniform-noise model's logprobs come from the s
 the canvas, at that step's temperature, as in vLLM's own DiffusionGemma class (which also applies
 filters before the temperature).
 
-The final token of a position is known only after the decoding algorithm has run, long after the
-rows of scores have been freed. But only a few tokens are possible (see `Algorithm.step`), so rows
-are summarized as they are read (see `ScoreSummary`), and a request's memory does not depend on the
-size of the vocabulary. Reading loops over the requests that ask. Everything after that is tensor
-operations on all of them at once, and nothing waits for the device: vLLM gets the rows of whole
-canvases, starting with the tokens that leave, and uses as many rows as there are tokens.
-``--max-logprobs`` is limited at start-up, because there are tables for all slots.
+The final token of a position is known only after the decoding algorithm has run, when the rows of
+scores have been freed. But only a few tokens are possible (see `Algorithm.step`), so rows are
+summarized as they are read. Nothing waits for the device: vLLM gets the rows of whole canvases,
+starting with the tokens that leave, and uses as many rows as there are tokens. ``--max-logprobs``
+is limited at start-up, because there are tables for all slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +25,7 @@ from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.ops.statistics.rows import OfRows
 from vllm_dllm.vllm_seams.channels import Failure
 
 # How many bytes of scores in float32 are summarized at a time.
@@ -34,26 +33,21 @@ SUMMARY_BYTES = 64 << 20
 
 
 class LogprobReports:
-    """The logprobs of canvases that have not left yet; the first column is the chosen token.
-
-    Attributes:
-        of_raw_logits: whether logprobs come from the logits before biases and filters.
-        ids: int32 ``[slots, L, W]``, where W grows with the requests that ask.
-        scores: float32 ``[slots, L, W]``, the scores of `ids`.
-        ranks: int32 ``[slots, L]``, the ranks of the chosen tokens.
-        pending: the summaries read in this step, until `observe`, each with the slots of its
-            canvases.
-    """
+    """A `StepObserver`: the logprobs of canvases that have not left yet."""
 
     def __init__(self, slots: SlotState, rows: RowOptionState, mode: str) -> None:
         self.slots = slots
         self.rows = rows
         self.reports_logits = mode in ("raw_logits", "processed_logits")
+        # Whether logprobs come from the logits before biases and filters.
         self.of_raw_logits = not mode.startswith("processed")
+        # [slots, L, W] and [slots, L]: ids, the chosen token's first, their scores, and its rank. W
+        # grows with the requests that ask.
         shape, device = tuple(slots.tokens.shape), slots.device
         self.ids = torch.zeros((*shape, 0), dtype=torch.int32, device=device)
         self.scores = torch.zeros((*shape, 0), device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
+        # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
         self._named: dict[int, torch.Tensor] = {}
 
@@ -79,11 +73,8 @@ class LogprobReports:
     ) -> None:
         """Summarize the scores of requests that ask for logprobs.
 
-        Args:
-            on_host: the slots of a part of the batch, int ``[n]``.
-            scores_of: called with a canvas' index in the part and a slice of its positions; returns
-                their scores ``[positions, vocabulary]``, which are not kept.
-            candidates: int64 ``[n, L, C]``, the tokens that the canvases may hold after the step.
+        `on_host` are the slots of a part of the batch, int ``[n]``; the other arguments are those
+        of `summarize`.
         """
         alike: dict[int, list[tuple[int, int]]] = {}
         asked: list[tuple[int | torch.Tensor, list[tuple[int, int]]]] = []
@@ -92,15 +83,11 @@ class LogprobReports:
                 asked.append((self._named_ids(slot, options), [(index, slot)]))
             else:
                 alike.setdefault(self._most(options), []).append((index, slot))
+        row_bytes = 4 * self.slots.kind.vocabulary
         for what, canvases in (*asked, *alike.items()):
             indices, slots = map(list, zip(*canvases, strict=True))
-            summary = summarize(
-                scores_of,
-                candidates,
-                indices,
-                (what, not self.reports_logits),
-                4 * self.slots.kind.vocabulary,
-            )
+            how = what, not self.reports_logits
+            summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))
 
     def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
@@ -113,10 +100,9 @@ class LogprobReports:
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """Keep the logprobs of the positions that a step decided, before the slots are written.
+        """Keep the logprobs of the positions that a step decided.
 
-        `decided` is bool ``[n, L]``, the positions whose token was chosen in this step. A request
-        ends with an error if its algorithm has chosen a token that is not among the
+        A request ends with an error if its algorithm has chosen a token that is not among the
         candidates (see `Algorithm.step`), because that token's score is no longer available.
         """
         if not self.pending:
@@ -138,15 +124,12 @@ class LogprobReports:
             where = decided.view(*decided.shape, *[1] * (values.ndim - 2))
             kept = torch.where(where, values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
-        failure, unknown = self.slots.failure, (decided & ~known).any(1)
-        marks = torch.where(unknown, int(Failure.UNREAD_TOKEN), failure.index_select(0, slots))
-        failure.index_copy_(0, slots, marks)
+        self.slots.fail(slots, (decided & ~known).any(1), Failure.UNREAD_TOKEN)
 
     def _widen(self, width: int) -> None:
         self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
-        """Select these rows of tensors ``[n, ...]``."""
         if rows == list(range(len(tensors[0]))):
             return tensors
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
@@ -163,15 +146,8 @@ class LogprobReports:
         """The logprobs of the tokens that leave now, in batch order.
 
         Each request that asks has L rows, of which only the first `num_sampled` count.
-
-        Args:
-            logprobs: what other observers have added so far, which is nothing.
-            slots: int64 ``[rows]``, the slots of the whole batch, prefills included.
-            on_host: the same slots as a numpy array.
-            num_sampled: int ``[rows]``, how many tokens leave.
-            first: int64 ``[rows]``, where those tokens begin in their canvas.
         """
-        assert logprobs is None
+        assert logprobs is None  # this observer comes first
         asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None
@@ -193,10 +169,7 @@ class LogprobReports:
         )
 
     def copy(self, slot: int) -> LogprobsTensors | None:
-        """Copy the logprobs of the request in ``slot``, so that another request may enter it.
-
-        None if the request does not ask for logprobs.
-        """
+        """Copy the logprobs of the request in ``slot``; None if it does not ask for any."""
         options = self.rows.by_slot.get(slot)
         if options is None or not options.reports:
             return None
@@ -213,23 +186,16 @@ class LogprobReports:
         self.ranks[slot].copy_(copy.selected_token_ranks)
 
 
-@dataclass(frozen=True)
-class ScoreSummary:
-    """The scores of rows that may be reported; the rows of canvases have the shape ``[m, L]``.
+@dataclass
+class ScoreSummary(OfRows):
+    """The scores of rows that may be reported; the rows of canvases have the shape ``[m, L]``."""
 
-    Attributes:
-        ids: int32 ``[..., K]``, the likeliest tokens, or those that a request has named.
-        scores: float32 ``[..., K]``, their scores.
-        candidates: int64 ``[..., C]``, the tokens that a position may hold after the step.
-        candidate_scores: float32 ``[..., C]``.
-        candidate_ranks: int32 ``[..., C]``, how many tokens of the row score at least as much as
-            the candidate, itself included. vLLM's kernel counts ties the same way.
-    """
-
-    ids: torch.Tensor
-    scores: torch.Tensor
-    candidates: torch.Tensor
-    candidate_scores: torch.Tensor
+    ids: torch.Tensor  # int32 [..., K], the likeliest tokens, or those that a request has named
+    scores: torch.Tensor  # float32 [..., K], their scores
+    candidates: torch.Tensor  # int64 [..., C], the tokens that a position may hold after the step
+    candidate_scores: torch.Tensor  # float32 [..., C]
+    # int32 [..., C], how many tokens of the row score at least as much as the candidate, itself
+    # included. vLLM's kernel counts ties the same way.
     candidate_ranks: torch.Tensor
 
     @classmethod
@@ -240,17 +206,11 @@ class ScoreSummary:
         asked: int | torch.Tensor,
         normalizes: bool,
     ) -> ScoreSummary:
-        """Summarize rows of scores.
+        """Summarize rows of scores, ``[rows, vocabulary]`` of any floating dtype.
 
-        As in vLLM, scores are compared before they are normalized: subtracting the log-sum-exp
-        rounds, which would turn different scores into ties.
-
-        Args:
-            scores: ``[rows, vocabulary]``, any floating dtype.
-            candidates: int64 ``[rows, C]``.
-            asked: how many of the likeliest tokens are reported, at most the vocabulary; or the
-                ids to report instead, int64 ``[K]``.
-            normalizes: whether log-probabilities are reported rather than raw scores.
+        `asked` says how many of the likeliest tokens are reported, or the ids to report instead,
+        int64 ``[K]``. With `normalizes`, log-probabilities are reported. As in vLLM, scores are
+        compared before: subtracting the log-sum-exp rounds, which would make ties.
         """
         rows = scores.float()
         if isinstance(asked, int):
@@ -275,11 +235,9 @@ class ScoreSummary:
         """
         equal = self.candidates == tokens[..., None]
         which = equal.int().argmax(-1, keepdim=True)
-        score, rank = (
-            self.candidate_scores.gather(-1, which),
-            self.candidate_ranks.gather(-1, which),
-        )
-        return score[..., 0], rank[..., 0], equal.any(-1)
+        columns = self.candidate_scores, self.candidate_ranks
+        score, rank = (column.gather(-1, which)[..., 0] for column in columns)
+        return score, rank, equal.any(-1)
 
 
 def summarize(
@@ -294,13 +252,10 @@ def summarize(
     Args:
         scores_of: maps a canvas' index in the batch and a slice of positions to their scores
             ``[rows, vocabulary]``, which may be computed on demand and are not kept.
-        candidates: int64 ``[n, L, C]``, the batch's candidates.
-        indices: the m canvases to summarize.
+        candidates: int64 ``[n, L, C]``, the tokens that canvases may hold after the step.
+        indices: the m canvases to summarize, to ``[m, L]`` rows.
         how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
         row_bytes: size of a row in float32.
-
-    Returns:
-        The summary of the canvases, ``[m, L]`` rows.
     """
     length, rows_at_once = candidates.shape[1], max(1, SUMMARY_BYTES // row_bytes)
     at_once, parts = max(1, rows_at_once // length), []
@@ -311,8 +266,9 @@ def summarize(
             scores = torch.cat([scores_of(index, rows) for index in some])
             own = torch.cat([candidates[index, rows] for index in some])
             parts.append(ScoreSummary.from_scores(scores, own, *how))
-    columns = (torch.cat([getattr(part, f.name) for part in parts]) for f in fields(ScoreSummary))
-    return ScoreSummary(*(column.unflatten(0, (len(indices), length)) for column in columns))
+    shape = len(indices), length
+    columns = vars(ScoreSummary.join(parts)).values()
+    return ScoreSummary(*(column.unflatten(0, shape) for column in columns))
 
 
 def joined(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
@@ -320,13 +276,11 @@ def joined(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
 
     The columns after a canvas' own are id 0 at -inf.
     """
-    return ScoreSummary(
-        torch.cat([padded(part.ids, width, 0) for part in summaries]),
-        torch.cat([padded(part.scores, width, -torch.inf) for part in summaries]),
-        torch.cat([part.candidates for part in summaries]),
-        torch.cat([part.candidate_scores for part in summaries]),
-        torch.cat([part.candidate_ranks for part in summaries]),
-    )
+    parts = [
+        replace(part, ids=padded(part.ids, width, 0), scores=padded(part.scores, width, -torch.inf))
+        for part in summaries
+    ]
+    return ScoreSummary.join(parts)
 
 
 def padded(table: torch.Tensor, width: int, value: float) -> torch.Tensor:

@@ -44,9 +44,8 @@ logger = init_logger("vllm.dllm")
 class DiffusionModelState(ModelState):
     """Owns the slots; prepares attention metadata and embeddings for the backbone.
 
-    It knows neither algorithms nor models: whatever differs between models is in their family. To
-    vLLM a canvas is L draft tokens that are either all rejected (denoise) or all accepted (commit),
-    without a bonus token.
+    Whatever differs between models is in their family. To vLLM a canvas is L draft tokens that are
+    either all rejected (denoise) or all accepted (commit), without a bonus token.
     """
 
     num_new_sampled_tokens_per_step = 0
@@ -79,8 +78,8 @@ class DiffusionModelState(ModelState):
             from vllm_dllm.engine.load_threshold import LoadThreshold
 
             self.parts.under_load = LoadThreshold(rule, self.slots)
-        default = ResolvedRequest.of(self.served.choose())
-        self.unadmitted: dict[str, Any] = {RESOLVED: default}
+        # The requests of vLLM's GPU warm-up lack what admission adds.
+        self.unadmitted = {RESOLVED: ResolvedRequest.of(self.served.choose())}
         own = has_own_backend(vllm_config)
         self.attention: AttentionRule = family.attention(self.served, self.slots, own)
         self.embeddings = family.embeddings(self)
@@ -125,9 +124,8 @@ class DiffusionModelState(ModelState):
     def _compile(self) -> None:
         """Compile what runs after the model, unless it has been compiled already.
 
-        This must not happen while the model is loaded: compiled functions depend on the number of
-        threads, which vLLM's GPU worker changes afterwards, so requests would compile them all
-        again.
+        While the model is loaded it is too early: compiled functions depend on the number of
+        threads, which vLLM's GPU worker changes afterwards.
         """
         if self.to_compile:
             from vllm_dllm.engine.warm_up import compile_sampler
@@ -138,8 +136,8 @@ class DiffusionModelState(ModelState):
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Set up the slot of a new or resumed request; a resumed one has its output in its prompt.
 
-        Requests that cannot be set up are refused at admission. If one still gets here, it ends
-        with an error, and no other request is affected; with several ranks the engine ends.
+        If a request that cannot be set up has passed admission, it ends with an error, and no other
+        request is affected; with several ranks the engine ends.
         """
         self.slot_of[new_req_data.req_id] = req_index
         try:
@@ -163,8 +161,7 @@ class DiffusionModelState(ModelState):
     def _take_up(self, req_index: int, new_req_data: Any) -> None:
         params, prompt = new_req_data.sampling_params, new_req_data.prefill_token_ids
         seed = self._default_seed(new_req_data) if params.seed is None else params.seed
-        # Only the requests of vLLM's GPU warm-up lack what admission adds.
-        extra = params.extra_args or self.unadmitted
+        extra: dict[str, Any] = params.extra_args or self.unadmitted
         resolved = ResolvedRequest.received(extra)
         choice = resolved.decoding(self.served.corruption)
         verifies = choice.algorithm.verifies
@@ -205,10 +202,7 @@ class DiffusionModelState(ModelState):
             self.parts.window.enter(req_index, prompt)
 
     def preempt_requests(self, scheduler_output: Any) -> None:
-        """Keep the canvases of preempted requests that `add_request` could not otherwise restore.
-
-        `scheduler_output` is vLLM's. A request may end while it is preempted.
-        """
+        """Keep the canvases of preempted requests that `add_request` could not restore."""
         preempted = scheduler_output.preempted_req_ids or ()
         self.unclean = {*preempted, *getattr(scheduler_output, "dllm_unclean", ())}
         for req_id in preempted:
@@ -218,15 +212,15 @@ class DiffusionModelState(ModelState):
                 from vllm_dllm.engine.interrupted import InterruptedCanvas
 
                 self.interrupted[req_id] = InterruptedCanvas.copy(self.parts, slot, self.total_len)
-        for req_id in scheduler_output.finished_req_ids if self.interrupted else ():
-            self.interrupted.pop(req_id, None)
+        if self.interrupted:  # a request may end while it is preempted
+            for req_id in scheduler_output.finished_req_ids:
+                self.interrupted.pop(req_id, None)
 
     def _default_seed(self, new_req_data: Any) -> int:
         """The seed of a request that sets none: an int64, the same on all ranks.
 
-        Greedy answers must be repeatable although a canvas may begin with random tokens, so the
-        seed of a greedy request comes from its prompt. Other requests must differ from each other,
-        so their seeds come from their ids.
+        Greedy answers must be repeatable although a canvas may begin with random tokens, so their
+        seed comes from the prompt. Other requests must differ, so their seeds come from their ids.
         """
         text = f"{self.model_seed} {new_req_data.req_id}".encode()
         if new_req_data.sampling_params.temperature < GREEDY_EPSILON:
@@ -241,8 +235,7 @@ class DiffusionModelState(ModelState):
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
         """Record where the pages of the KV cache are, and keep the state of slots when vLLM sleeps.
 
-        The sampler is compiled here at the latest: if vLLM does not profile (a CPU with
-        ``VLLM_CPU_CI_ENV``), this is the first call after `load_model`.
+        If vLLM does not profile (a CPU with ``VLLM_CPU_CI_ENV``), the sampler is compiled here.
         """
         if self.sampler is not None:
             self._compile()
@@ -262,8 +255,7 @@ class DiffusionModelState(ModelState):
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage never learns whether a canvas was sound. Another one waits for the
-        device, which may still run a step with a request that was aborted.
+        An earlier pipeline stage never learns whether a canvas was sound.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:
@@ -291,7 +283,7 @@ class DiffusionModelState(ModelState):
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
-        """Return the inputs of `prepare_inputs` for profiling and graph capture."""
+        """The same for profiling and graph capture."""
         return {} if self.embeddings is None else self.embeddings.dummy(num_tokens)
 
     def prepare_attn(
@@ -316,21 +308,16 @@ class DiffusionModelState(ModelState):
             "for_cudagraph_capture": for_capture,
         }
         batch = AttentionBatch(input_batch, full, block_tables, common)
-        # A captured graph must be valid for any length; in other cases the host knows an upper
-        # bound.
+        # A captured graph must be valid for any length; otherwise the host knows an upper bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         return self.attention.metadata(batch)
 
 
 def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
-    """Write the canvases of a step into the model's input.
+    """Write the canvases of a step (vLLM's draft tokens, int ``[slots, L]``) into the input.
 
     vLLM has done so except for canvases that end with the prompt, see `SlotState.enter`: it takes
     their tokens for prompt tokens, which it writes into the input of prefills only.
-
-    Args:
-        input_batch: vLLM's ``InputBatch``.
-        canvases: int ``[slots, L]``, vLLM's draft tokens.
     """
     drafts = input_batch.num_draft_tokens_per_req
     if not input_batch.num_draft_tokens:
@@ -343,16 +330,12 @@ def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:
-    """Write the tokens of the blocks whose commit shares this pass into the model's input.
+    """Write the tokens of the blocks whose commit shares this pass into the input.
 
     The worker stays at the start of a canvas that has left without a commit. vLLM's scheduler then
     sees L uncomputed tokens, as in a prompt, followed by the next canvas as draft tokens, so it
     grants 2 L tokens for one step. vLLM writes only prompt tokens and draft tokens into the input,
-    and the first L are neither.
-
-    Args:
-        input_batch: vLLM's ``InputBatch``.
-        history: int ``[slots, positions]``, every token of the requests.
+    and the first L are neither. `history` has every token of the requests, int ``[slots, ...]``.
     """
     if input_batch.num_draft_tokens == input_batch.num_tokens:  # nothing but canvases
         return

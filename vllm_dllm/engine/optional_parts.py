@@ -1,7 +1,7 @@
 """Features that only some requests use: constraints, row options, logprobs and records.
 
-Each part is imported and created for the first request that asks for it. A step checks the slots'
-flags on the host to see whether its batch needs one.
+Each part is imported and created for the first request that asks for it. The slots' flags on the
+host say whether a batch needs one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.two_block_window import TwoBlockWindow
     from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
 
-# The parameters from which `RowOptions` is built. A request that leaves them all at their defaults
-# has no such options.
+# The parameters from which `RowOptions` is built, unless all of them are at their defaults.
 ROW_PARAMETERS = (
     "allowed_token_ids",
     "bad_words_token_ids",
@@ -44,19 +43,14 @@ DEFAULTS = SamplingParams()
 
 
 class OptionalParts:
-    """The optional parts of an engine's steps; most are made when they are first used.
-
-    Attributes:
-        window: the blocks before the canvases where steps read two blocks, else None.
-        under_load: sets thresholds where they follow the load, else None.
-    """
+    """The optional parts of an engine's steps; most are made when they are first used."""
 
     def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
         """`logprobs_mode` is vLLM's ``--logprobs-mode``."""
         self.slots = slots
         self.logprobs_mode = logprobs_mode
-        self.window: TwoBlockWindow | None = None
-        self.under_load: LoadThreshold | None = None
+        self.window: TwoBlockWindow | None = None  # where steps read two blocks
+        self.under_load: LoadThreshold | None = None  # where thresholds follow the load
 
     @cached_property
     def constraints(self) -> Constraints:
@@ -98,14 +92,8 @@ class OptionalParts:
     ) -> None:
         """Set up what the request entering ``slot`` asks for, and forget the previous request.
 
-        Args:
-            slot: the request's slot.
-            params: vLLM's ``SamplingParams``.
-            resolved: the request's options.
-            choice: how it is decoded.
-            prompt_length: number of prompt tokens.
-            packed: the request's packed constraint, or None.
-            output: the tokens that it had output before it was preempted.
+        `params` are vLLM's ``SamplingParams``, `packed` is the request's packed constraint, and
+        `output` what it had output before it was preempted.
         """
         self.leave(slot)
         if packed is not None:

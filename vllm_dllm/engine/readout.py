@@ -1,8 +1,7 @@
 """Readouts turn the hidden states of canvases into what a decoding algorithm reads.
 
-A readout is made once, when the engine starts: `readout_masked` for a masked model, `readout_noise`
-for a model of uniform noise. Both compute row statistics with torch, or with the Triton kernels of
-`readout_triton`.
+One is made when the engine starts: `readout_masked` for a masked model, `readout_noise` for a model
+of uniform noise. Both compute row statistics with torch, or with Triton kernels.
 """
 
 from __future__ import annotations
@@ -22,15 +21,10 @@ if TYPE_CHECKING:
 def make_readout(
     model: Any, slots: SlotState, parts: OptionalParts, vllm_config: VllmConfig, kernels: str
 ) -> Readout:
-    """Make the readout of a model.
+    """Make the readout of a model; `kernels` is ``dllm.kernels``.
 
-    Args:
-        model: has the members of `MaskedCanvasModel`; without masks, only `has_plain_head` and
-            `tiled_head`.
-        slots: the engine's slots.
-        parts: the engine's optional parts.
-        vllm_config: vLLM's configuration.
-        kernels: ``dllm.kernels``.
+    `model` has the members of `MaskedCanvasModel`; without masks, only `has_plain_head` and
+    `tiled_head`.
     """
     compile, masked = compiles(vllm_config), slots.kind.mask_token is not None
     triton = kernels == "triton"
@@ -42,16 +36,12 @@ def make_readout(
         ranks = vllm_config.parallel_config.tensor_parallel_size
         triton = triton_works(model, masked, slots.device, ranks)
     if masked:
-        from vllm_dllm.engine.readout_masked import MaskedReadout
+        from vllm_dllm.engine.readout_masked import MaskedReadout, ShiftedReadout
 
-        readout = MaskedReadout
-        if slots.kind.shifted:
-            from vllm_dllm.engine.readout_shifted import ShiftedReadout
-
-            readout = ShiftedReadout
+        readout = ShiftedReadout if slots.kind.shifted else MaskedReadout
         if not triton:
             return readout(model.head, slots, parts, compile)
-        from vllm_dllm.engine.readout_triton import MaskedKernels
+        from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
         return readout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
     from vllm_dllm.engine.readout_noise import NoiseReadout

@@ -15,8 +15,8 @@ from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.ops.statistics.rows import RowStatistics, grouped_statistics, row_statistics
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.readout_triton import MaskedKernels
     from vllm_dllm.engine.token_choice import MaskedPipeline, StatisticsOfRows
+    from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
 # How many bytes whole rows of logits may use at a time.
 HEAD_BYTES = 256 << 20
@@ -34,15 +34,7 @@ def compiled_statistics() -> StatisticsOfRows:
 
 
 class MaskedReadout:
-    """See `Readout`. The mask token is never chosen.
-
-    Attributes:
-        head: computes logits ``[rows, vocabulary]`` from hidden states ``[rows, hidden]``; if the
-            head is spread over ranks, they exchange logits.
-        canvases: how many canvases are computed at a time.
-        kernels: Triton kernels, which need no logits for the likeliest tokens; None for torch.
-        statistics: a function like `row_statistics`.
-    """
+    """See `Readout`. The mask token is never chosen."""
 
     def __init__(
         self,
@@ -52,6 +44,11 @@ class MaskedReadout:
         compile: bool = False,
         kernels: MaskedKernels | None = None,
     ) -> None:
+        """Read with Triton `kernels`, which need no logits for the likeliest tokens, or with torch.
+
+        `head` maps hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; if it is
+        spread over ranks, they exchange logits.
+        """
         assert slots.kind.mask_token is not None
         self.head = head
         self.slots = slots
@@ -110,3 +107,27 @@ class MaskedReadout:
         logits = self.head(hidden)
         self.statistics(logits, self.mask_token, False)
         self.pipeline.warm_up(logits)
+
+
+class ShiftedReadout(MaskedReadout):
+    """The readout of a masked model that is read as a causal one: position i at row i - 1.
+
+    The last row of a canvas predicts the first token of the next one, its *boundary token*. That
+    counts from the pass over the final canvas, its commit: there it is the likeliest token,
+    whatever the request's temperature, and it stands decided in the next canvas. So position 0 is
+    never masked, and row 0 of what `MaskedReadout` reads is the last row of the canvas.
+    """
+
+    def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
+        """See `Readout`."""
+        count, length = len(plan.slots), self.slots.length
+        if plan.masked is not None:  # the last row counts where the canvas is final
+            plan.masked[:, 0] = ~plan.masked.any(1)
+        rows = hidden.view(count, length, -1).roll(1, 1).flatten(0, 1)
+        readings = super().read(rows, plan)
+        token = readings.statistics.token
+        readings.next_canvas = torch.full_like(token, self.mask_token)
+        readings.next_canvas[:, 0] = token[:, 0]
+        # A rule that rewrites decided positions keeps the token there.
+        token[:, 0] = self.slots.tokens[plan.slots, 0]
+        return readings

@@ -35,15 +35,7 @@ WHOLE_BYTES = 6
 
 
 class NoiseReadout:
-    """See `Readout`; it also computes the soft embedding.
-
-    Attributes:
-        head: the head, with the embedding of the soft embedding.
-        head_alone: the same head without the embedding, for batches in which no canvas goes on.
-        tile_bytes: how many bytes a tile's temporaries may use.
-        statistics: a function like `tiled_statistics`.
-        noise: `step_noise`, compiled or not.
-    """
+    """See `Readout`; it also computes the soft embedding."""
 
     canvases = 1
 
@@ -56,7 +48,7 @@ class NoiseReadout:
         statistics: Callable[..., Result] = tiled_statistics,
     ) -> None:
         self.head = head
-        self.head_alone = replace(head, embedding=None)
+        self.head_alone = replace(head, embedding=None)  # for batches in which no canvas goes on
         self.slots = slots
         self.parts = parts
         self.tile_bytes = TILE_BYTES_CPU if slots.device.type == "cpu" else TILE_BYTES_GPU

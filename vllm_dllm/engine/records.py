@@ -34,21 +34,14 @@ from vllm_dllm.vllm_seams.channels.records import (
 if TYPE_CHECKING:
     from vllm_dllm.engine.optional_parts import OptionalParts
 
-# Maps a batch's tensor ``[n, ...]`` to the rows of its recorded canvases, ``[m, ...]``.
-Selection = Callable[[torch.Tensor], torch.Tensor]
-
 
 class PassRecorder:
-    """Records the passes of a step, between the update of its canvases and its output.
-
-    Attributes:
-        pending: what was recorded in this step, until `add_to`. Until then, slots are in the place
-            of indices in the batch.
-    """
+    """A `StepObserver`: records the passes of a step."""
 
     def __init__(self, slots: SlotState, parts: OptionalParts) -> None:
         self.slots = slots
         self.parts = parts
+        # What was recorded in this step; until `add_to`, slots stand for indices in the batch.
         self.pending: StepRecords | None = None
 
     def row_options(
@@ -59,10 +52,7 @@ class PassRecorder:
         prompt_length: int,
         is_constrained: bool,
     ) -> RowOptions | None:
-        """The row options of a recorded request, including those that its records need.
-
-        Arguments are as for `OptionalParts.enter`.
-        """
+        """The row options of a recorded request, those that its records need among them."""
         rows = RowOptions.from_params(params, prompt_length, resolved.constrained)
         if not is_constrained and self._needs_no_rows(choice, params, resolved, rows):
             return rows
@@ -97,7 +87,7 @@ class PassRecorder:
     def observe(
         self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
     ) -> None:
-        """Record this pass, after `LogprobReports.observe`, whose arguments are the same."""
+        """Record this pass, after `LogprobReports.observe`."""
         state = self.slots
         recorded = state.records[plan.on_host]
         index = None if recorded.all() else to_device(np.flatnonzero(recorded), state.device)
@@ -125,12 +115,7 @@ class PassRecorder:
         )
 
     def _logprobs(self, on_host: np.ndarray, read: torch.Tensor) -> torch.Tensor:
-        """Logprobs of the tokens that this pass decided, float32 ``[m, L]``.
-
-        Args:
-            on_host: the slots of the recorded canvases, ``[m]``.
-            read: the logprobs that follow from what the decoding algorithm read, ``[m, L]``.
-        """
+        """Logprobs of the tokens that this pass decided: from rows of logits, or those `read`."""
         from_rows = self.parts.rows.records[on_host]
         if not from_rows.any():
             return read
@@ -145,7 +130,7 @@ class PassRecorder:
         num_sampled: torch.Tensor,
         first: torch.Tensor,
     ) -> LogprobsTensors | TracedLogprobs | None:
-        """The logprobs from `LogprobReports.add_to`, together with the `pending` records."""
+        """The logprobs of `LogprobReports`, together with the `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs
@@ -155,21 +140,13 @@ class PassRecorder:
 
 
 def _read(
-    readings: Readings, rows: Selection, tokens: torch.Tensor
+    readings: Readings, rows: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return what was read about the tokens on the recorded canvases.
+    """Return what was read about the `tokens` (int64 ``[m, L]``) on the recorded canvases.
 
-    A uniform-noise model writes a token at every position in every step. A token that is neither
-    the likeliest nor the drawn one is noise.
-
-    Args:
-        readings: the readings of the whole batch.
-        rows: selects the recorded canvases.
-        tokens: int64 ``[m, L]``, the tokens that those canvases hold.
-
-    Returns:
-        Probabilities and logprobs, float32 ``[m, L]``, and whether the model chose the tokens, bool
-        ``[m, L]``, or None if it chose all of them.
+    These are probabilities and logprobs, float32 ``[m, L]``, and whether the model chose the tokens
+    (bool ``[m, L]``), or None if it chose all of them. In a uniform-noise model, a token that is
+    neither the likeliest nor the drawn one is noise.
     """
     statistics = readings.statistics
     probability = rows(statistics.probability).float()

@@ -1,9 +1,8 @@
 """Options that change or read whole rows of logits: biases, filters and logprobs.
 
-This module is loaded for the first request that has one. Biases are applied in vLLM's order:
-allowed ids, bias, minimum length, bans, penalties. Penalties count only the tokens before the
-canvas, and in a canvas of several blocks those of the finished blocks at its beginning, so that the
-tokens of a block do not depend on the order in which they are decided.
+Biases are applied in vLLM's order: allowed ids, bias, minimum length, bans, penalties. Penalties
+count only the tokens before the first unfinished block, so that the tokens of a block do not depend
+on the order in which they are decided.
 """
 
 from __future__ import annotations
@@ -46,34 +45,25 @@ class RowWork(IntFlag):
 class RowOptions:
     """The options of a request that change or read whole rows of logits.
 
-    The defaults change nothing. Unless described here, a field is that of vLLM's
-    ``SamplingParams``.
-
-    Attributes:
-        allowed: only these ids may be chosen; empty for all.
-        banned: these ids may not be chosen.
-        min_tokens: `ends` may not be chosen before this many output tokens.
-        ends: ids that end the request; empty if `min_tokens` is 0.
-        presence, frequency, repetition: the penalties.
-        prompt_length: number of prompt tokens, after which the output begins.
-        token_ids: ids to report in addition to the chosen one, in place of the likeliest.
-        records: whether records of the request's steps need the logprobs of chosen tokens.
+    The defaults change nothing. Fields are those of vLLM's ``SamplingParams`` unless described.
     """
 
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed: tuple[int, ...] = ()
-    banned: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ends: tuple[int, ...] = ()
-    presence: float = 0.0
+    allowed: tuple[int, ...] = ()  # only these ids may be chosen; empty for all
+    banned: tuple[int, ...] = ()  # these ids may not be chosen
+    min_tokens: int = 0  # `ends` may not be chosen before this many output tokens
+    ends: tuple[int, ...] = ()  # ids that end the request; empty if `min_tokens` is 0
+    presence: float = 0.0  # the penalties
     frequency: float = 0.0
     repetition: float = 1.0
-    prompt_length: int = 0
+    prompt_length: int = 0  # number of prompt tokens, after which the output begins
     logprobs: int | None = None
+    # Ids to report in addition to the chosen one, in place of the likeliest.
     token_ids: tuple[int, ...] = ()
+    # Whether records of the request's steps need the logprobs of chosen tokens.
     records: bool = False
 
     @classmethod
@@ -82,8 +72,7 @@ class RowOptions:
     ) -> RowOptions | None:
         """The options in vLLM's ``SamplingParams``, or None if a request has none of them.
 
-        `constrained` restricts the choice to the ids whose logprobs are asked for; `records` is as
-        in the attributes.
+        `constrained` restricts the choice to the ids whose logprobs are asked for.
         """
         token_ids = tuple(params.logprob_token_ids or ())
         allowed = tuple(params.allowed_token_ids or ())
@@ -166,14 +155,6 @@ class RowOptionState:
     """The options of the requests in all slots, and how they change the rows of a step.
 
     Everything is copied to the device when a request enters its slot, and a step only gathers.
-
-    Attributes:
-        by_slot: the options of the requests that have any.
-        work: on the host, int ``[slots]``, the `RowWork` of each slot.
-        records: on the host, bool ``[slots]``, `RowOptions.records` of each slot.
-        counts: int64 ``[slots, len(COUNTS)]``, on the device, parameters by their name in
-            `RowOptions`. Those of slots that have no options are meaningless.
-        shares: float32 ``[slots, len(SHARES)]``, in the same way.
     """
 
     COUNTS = ("prompt_length", "min_tokens", "top_k")
@@ -184,12 +165,14 @@ class RowOptionState:
         self._vocabulary, self._device = slots.kind.vocabulary, slots.device
         count = len(slots.phase)
         self.by_slot: dict[int, RowOptions] = {}
+        # On the host, the `RowWork` and `RowOptions.records` of each slot.
         self.work: np.ndarray = np.zeros(count, dtype=np.int64)
         self.records: np.ndarray = np.zeros(count, dtype=bool)
+        # Parameters by their name in `RowOptions`; meaningless for slots without options.
         counts, shares = (count, len(self.COUNTS)), (count, len(self.SHARES))
         self.counts = torch.zeros(counts, dtype=torch.int64, device=self._device)
         self.shares = torch.zeros(shares, device=self._device)
-        # By slot, only for requests that have them: float32 and bool, ``[vocabulary]`` each.
+        # By slot, only for requests that have them: float32 and bool, [vocabulary] each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
 
@@ -239,9 +222,8 @@ class RowOptionState:
         asking = self._asking(plan, RowWork.BIASES)
         if asking is None:
             return
-        index, slots, on_host = asking
+        index, slots, on_host, work = asking
         own = canvases if index is None else canvases.index_select(0, index)
-        work = self._work_of(on_host)
         scores = own.float()  # the same tensor if it is float32 already
         if work & RowWork.SHIFT:
             none = torch.zeros(self._vocabulary, device=self._device)
@@ -260,20 +242,12 @@ class RowOptionState:
             self._penalise(scores, slots)
         most = MOST_SCORE[own.dtype]
         own.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
-        nothing_left = ruled_out.all(2).any(1)
-        failure = self.slots.failure
-        marked = failure.index_select(0, slots).masked_fill(
-            nothing_left, int(Failure.NO_TOKEN_LEFT)
-        )
-        failure.index_copy_(0, slots, marked)
+        self.slots.fail(slots, ruled_out.all(2).any(1), Failure.NO_TOKEN_LEFT)
         if index is not None:
             canvases.index_copy_(0, index, own)
 
     def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
-        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place.
-
-        They count the tokens before the first unfinished block.
-        """
+        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place."""
         history = self.slots.history.index_select(0, slots)
         tokens = history.long().clamp_(0, self._vocabulary - 1)  # [n, positions]
         prompt_length = self._number("prompt_length", slots)[:, None]
@@ -305,16 +279,14 @@ class RowOptionState:
     def filtered(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Return logits ``[n * L, vocabulary]`` in which tokens that filters exclude are -inf.
 
-        The filters (top-k, top-p, min-p) of all requests of the batch are applied together. If no
-        request has a filter, the given logits are returned.
+        If no request has a filter, the given logits are returned.
         """
         asking = self._asking(plan, RowWork.FILTERS)
         if asking is None:
             return logits
-        index, slots, on_host = asking
+        index, slots, _, work = asking
         canvases = logits.view(-1, self.slots.length, logits.shape[1])
         own = logits if index is None else canvases.index_select(0, index).flatten(0, 1)
-        work = self._work_of(on_host)
 
         def per_row(name: str) -> torch.Tensor:
             return self._number(name, slots).repeat_interleave(self.slots.length)
@@ -334,27 +306,24 @@ class RowOptionState:
 
     def _asking(
         self, plan: StepPlan, work: RowWork
-    ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray] | None:
+    ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray, RowWork] | None:
         """The canvases of a batch whose requests ask for any of this work; None if there are none.
 
-        Returns:
-            Their positions in the batch (int64 ``[m]``, None for the whole batch), and their slots
-            on the device and on the host.
+        These are their positions in the batch (int64 ``[m]``, None for the whole batch), their
+        slots on the device and on the host, and all the work that they ask for together.
         """
-        asks = self.work[plan.on_host] & work > 0
+        of_each = self.work[plan.on_host]
+        asks = of_each & work > 0
         if not asks.any():
             return None
+        together = RowWork(int(np.bitwise_or.reduce(of_each[asks])))
         if asks.all():
-            return None, plan.slots, plan.on_host
+            return None, plan.slots, plan.on_host, together
         index = to_device(np.flatnonzero(asks), plan.slots.device)
-        return index, plan.slots.index_select(0, index), plan.on_host[asks]
-
-    def _work_of(self, on_host: np.ndarray) -> RowWork:
-        """The combined work on the rows of a batch, given its slots."""
-        return RowWork(int(np.bitwise_or.reduce(self.work[on_host])))
+        return index, plan.slots.index_select(0, index), plan.on_host[asks], together
 
     def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""
-        if name in self.COUNTS:
-            return self.counts[:, self.COUNTS.index(name)].index_select(0, slots)
-        return self.shares[:, self.SHARES.index(name)].index_select(0, slots)
+        is_count = name in self.COUNTS
+        numbers, names = (self.counts, self.COUNTS) if is_count else (self.shares, self.SHARES)
+        return numbers[:, names.index(name)].index_select(0, slots)

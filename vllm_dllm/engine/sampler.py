@@ -44,13 +44,7 @@ from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
 
 class DiffusionSampler:
-    """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses.
-
-    Attributes:
-        predictions: stores a self-conditioned model's last prediction of each canvas, or None.
-        prepare: called with the dummy batch with which vLLM measures memory.
-        has_stages: whether vLLM sends the tokens that leave to earlier pipeline stages.
-    """
+    """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses."""
 
     compute_nans = False
 
@@ -65,6 +59,12 @@ class DiffusionSampler:
         prepare: Callable[[], None] = lambda: None,
         has_stages: bool = False,
     ) -> None:
+        """Make a sampler.
+
+        `predictions` stores a self-conditioned model's last prediction of each canvas, `prepare` is
+        called with the dummy batch with which vLLM measures memory, and with `has_stages` vLLM
+        sends the tokens that leave to earlier pipeline stages.
+        """
         self.req_states = req_states
         self.slots = slots
         self.canvas_update = CanvasUpdate(slots, policy, parts)
@@ -89,15 +89,10 @@ class DiffusionSampler:
         """Do nothing: slots are written directly, never staged."""
 
     def __call__(self, hidden_states: torch.Tensor, input_batch: Any) -> SamplerOutput:
-        """Update every canvas of the batch.
+        """Update every canvas of the batch; the output has a row for each request.
 
-        Args:
-            hidden_states: ``[canvas positions, hidden]``, in batch order (the model's
-                ``compute_logits`` passes hidden states through).
-            input_batch: vLLM's ``InputBatch``.
-
-        Returns:
-            A row for each request, whether it has a canvas or not; see above.
+        Hidden states are ``[canvas positions, hidden]``, in batch order: the model's
+        ``compute_logits`` passes them through.
         """
         rows, drafts = input_batch.num_reqs, input_batch.num_draft_tokens
         if self.parts.under_load is not None:
@@ -131,10 +126,10 @@ class DiffusionSampler:
         return output
 
     def _as_received(self, tokens: torch.Tensor, drafts: int) -> torch.Tensor:
-        """The tokens that leave, with as many columns as earlier stages expect.
+        """The tokens that leave, with as many columns as vLLM's ``PPHandler.receive`` expects.
 
-        vLLM's ``PPHandler.receive`` expects a column for each draft token of a request and one for
-        a token after them, which a canvas does not have, or one column in a step without drafts.
+        There is one for each draft token of a request and one for a token after them, which a
+        canvas does not have, or one in a step without drafts.
         """
         width = 1 + self.req_states.draft_tokens.shape[1] if drafts else 1
         return pad(tokens, (0, width - tokens.shape[1]))  # a negative number cuts
@@ -208,18 +203,9 @@ class DiffusionSampler:
         self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
     def update(
-        self,
-        hidden_states: torch.Tensor,
-        batch: Batch,
-        width: torch.Tensor | int,
+        self, hidden_states: torch.Tensor, batch: Batch, width: torch.Tensor | int
     ) -> SamplerOutput:
-        """Update the canvases of a batch; the output has a row for each of them.
-
-        Args:
-            hidden_states: the hidden states of the canvases' positions, in batch order.
-            batch: their requests.
-            width: see `_width`.
-        """
+        """Update the canvases of a batch, of this `_width`; the output has a row for each."""
         state, slot, present = self.slots, batch.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
@@ -254,10 +240,8 @@ class DiffusionSampler:
     ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
         """Decide, report, and write the slots after the readout; `hidden` is ``[n, L, hidden]``.
 
-        When this is compiled, a few hundred small operators become a handful of kernels.
-
-        Returns:
-            The output, and `leaves` and `out` of `StepOutcome`.
+        Returns the output, and `leaves` and `out` of `StepOutcome`. When this is compiled, a few
+        hundred small operators become a handful of kernels.
         """
         update, slot = self.canvas_update, plan.slots
         now = self.slots.read(slot) if plan.compile else plan.status
@@ -289,8 +273,8 @@ class DiffusionSampler:
             return paths
         count = len(plan.slots)
         if count not in self._no_paths_of:
-            parts = vars(self._no_paths).items()
-            self._no_paths_of[count] = FollowedPaths(**{name: part[:count] for name, part in parts})
+            parts = vars(self._no_paths).values()
+            self._no_paths_of[count] = FollowedPaths(*(part[:count] for part in parts))
         none = self._no_paths_of[count]
         return none if paths is None else replace(paths, waits=none.waits)
 

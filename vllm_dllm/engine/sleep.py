@@ -20,7 +20,7 @@ OTHERS = frozenset({"builtins", "vllm", "torch", "transformers", "numpy"})
 def keep_asleep(model: nn.Module, owner: Any) -> None:
     """Make the tensors that `owner` and the layers of `model` hold buffers of the model.
 
-    They are no part of a checkpoint. A tensor that is a view is kept as what it is a view of.
+    A tensor that is a view is kept as what it is a view of.
     """
     kept = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     seen: set[int] = set()

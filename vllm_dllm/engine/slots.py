@@ -1,12 +1,9 @@
 """The state of all slots: one slot for each running request, in tensors that are allocated once.
 
 Everything that belongs to a request and changes from step to step is stored here, on the device,
-and updated in place: its canvas, its progress, and the tensors of its decoding algorithm. Phases
-and masks are explicit; they are never derived from token ids.
-
-A slot is one row of integers and one of flags. A request enters with one copy into each, and a step
-reads and writes the rows of its batch with one operator each, because every operator costs a GPU a
-kernel. `SlotState` names their columns.
+and updated in place: its canvas, its progress, and the tensors of its decoding algorithm. A slot is
+one row of integers and one of flags. A request enters with one copy into each, and a step reads and
+writes the rows of its batch with one operator each, because every operator costs a GPU a kernel.
 
 State that only some requests need (constraints, biases, logprobs, records) is kept in
 `engine.optional_parts`. A few flags here, on the host, say which of those parts a batch needs.
@@ -28,9 +25,8 @@ from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
 from vllm_dllm.vllm_seams.channels import Failure
 
-# How many of a request's end-of-sequence ids can finish a block early. A request with more ids
-# still stops at each of them, because vLLM's scheduler checks them all, but its blocks do not
-# finish early at the others.
+# How many of a request's end-of-sequence ids can finish a block early. At others a request still
+# stops, because vLLM's scheduler checks them all, but its blocks do not finish early.
 MAX_END_TOKENS = 8
 NO_TOKEN = -1
 
@@ -45,30 +41,20 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class CanvasKind:
-    """The properties of a model's canvases.
+    """The properties of a model's canvases."""
 
-    Attributes:
-        length: L, the number of positions; of all blocks, where there are several.
-        vocabulary: number of token ids.
-        mask_token: the token that fills a fresh canvas; None for uniform random tokens.
-        aligned: blocks begin at absolute multiples of their length, so that the prompt's last
-            ``len(prompt) % block_length`` tokens are the first canvas' fixed positions; otherwise
-            the first canvas begins directly after the prompt.
-        edit_tokens: the ids with which the model changes the layout of a canvas, or None.
-        shifted: position i is read at row i - 1, see `Family.shifted`; only with masks, and
-            aligned.
-        blocks: how many blocks a canvas holds, see `decoding.blocks`; only with masks, and aligned.
-        opens_at: see `DllmSettings.blocks_open_at`.
-    """
-
-    length: int
-    vocabulary: int
-    mask_token: int | None
+    length: int  # L, the number of positions; of all blocks, where there are several
+    vocabulary: int  # number of token ids
+    mask_token: int | None  # the token that fills a fresh canvas; None for uniform random tokens
+    # Whether blocks begin at absolute multiples of their length, so that the prompt's last
+    # ``len(prompt) % block_length`` tokens are the first canvas' fixed positions; otherwise the
+    # first canvas begins directly after the prompt.
     aligned: bool
-    edit_tokens: EditTokens | None = None
-    shifted: bool = False
-    blocks: int = 1
-    opens_at: float | None = None
+    edit_tokens: EditTokens | None = None  # with which the model changes the layout of a canvas
+    # `shifted` and `blocks` need masks, and aligned blocks.
+    shifted: bool = False  # position i is read at row i - 1, see `Family.shifted`
+    blocks: int = 1  # how many blocks a canvas holds, see `decoding.blocks`
+    opens_at: float | None = None  # see `DllmSettings.blocks_open_at`
 
     @property
     def block_length(self) -> int:
@@ -81,9 +67,9 @@ class CanvasKind:
         return self.blocks > 1 or not self.aligned
 
 
-# The columns of a slot's integers and flags before those of its canvas, see `SlotState`: None for
-# one column, else how many. A step changes those in `CHANGING`, which come last. What `configure`
-# writes is adjacent, so that it is one copy.
+# The columns of a slot's integers and flags before those of its canvas, see `NamedColumns`: None
+# for one column, else how many. A step changes those in `CHANGING`, which come last. What
+# `configure` writes is adjacent, so that it is one copy.
 CHANGING = ("remaining", "start", "tail", "ready", "step", "phase")
 INTEGERS: dict[str, int | None] = {
     **dict.fromkeys(("seed", "after_prefill", "max_steps", "schedule_steps", "blocks")),
@@ -91,26 +77,21 @@ INTEGERS: dict[str, int | None] = {
     **dict.fromkeys(CHANGING),
 }
 FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
-# What a request asks of its steps, on the host; see `SlotState`.
+# What a request asks of its steps, on the host: bool [slots] each.
 HOST_FLAGS = (
-    "samples",
-    "several_steps",
-    "may_stream",
-    "records",
-    "constrained",
-    "needs_rows",
-    "reports",
-    "verifies",
+    "samples",  # its temperature is above 0
+    "several_steps",  # `max_steps` is above 1
+    "may_stream",  # `streams`
+    "records",  # every pass over its canvases is recorded
+    "constrained",  # it follows a constraint
+    "needs_rows",  # it has options that change or read whole rows of logits
+    "reports",  # logprobs of its tokens are read
+    "verifies",  # the attribute of its algorithm
 )
 
 
 class Columns:
-    """The names of a matrix' columns, in order.
-
-    Attributes:
-        at: where a name's columns are.
-        count: number of columns.
-    """
+    """The names of a matrix' `count` columns, in order; `at` says where a name's columns are."""
 
     def __init__(self, widths: Mapping[str, int | None]) -> None:
         """Name the columns; a name has this number of them, or one if that is None."""
@@ -119,10 +100,6 @@ class Columns:
         for name, width in widths.items():
             first, self.count = self.count, self.count + (1 if width is None else width)
             self.at[name] = first if width is None else slice(first, self.count)
-
-    def of(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views of a matrix' columns by name: ``[rows]``, or ``[rows, width]``."""
-        return {name: rows[:, at] for name, at in self.at.items()}
 
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
         """One row on the host, ``[count]``, with 0 for names that are not given."""
@@ -137,70 +114,63 @@ class Columns:
         return at.start if isinstance(at, slice) else at
 
 
+_INTEGERS, _FLAGS = Columns(INTEGERS), Columns(FLAGS)
+
+
 class Column:
-    """A column of `SlotStatus`, by the name of the attribute."""
+    """A column ``[rows]`` of integers or flags, by the name of the attribute."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.matrix = "integers" if name in INTEGERS else "flags"
         self.at = (_INTEGERS if name in INTEGERS else _FLAGS).at[name]
 
-    def __get__(self, status: Any, owner: type | None = None) -> torch.Tensor:
-        rows: torch.Tensor = getattr(status, self.matrix)
+    def __get__(self, named: Any, owner: type | None = None) -> torch.Tensor:
+        rows: torch.Tensor = getattr(named, self.matrix)
         return rows[:, self.at]
 
 
-_INTEGERS, _FLAGS = Columns(INTEGERS), Columns(FLAGS)
+class NamedColumns:
+    """The names of the columns in rows of integers (int64) and of flags (bool)."""
+
+    seed = Column()  # of all random numbers of the request
+    phase = Column()  # a `Phase`
+    # The phase that follows the prompt: `Phase.DENOISE`, or what an interrupted canvas had reached.
+    after_prefill = Column()
+    start = Column()  # absolute position of the canvas' first position
+    # How many positions at the start of the canvas vLLM already counts as tokens: those of the
+    # prompt and, with `streams`, those that have been output.
+    tail = Column()
+    ready = Column()  # length of the canvas prefix that leaves at the commit
+    remaining = Column()  # tokens that the request may still output
+    step = Column()  # denoise steps that the canvas has taken
+    max_steps = Column()  # the cap on `step`
+    schedule_steps = Column()  # steps that a temperature schedule is spread over
+    blocks = Column()  # how many unfinished blocks of the canvas may be open
+    end_tokens = Column()  # [rows, MAX_END_TOKENS], padded with `NO_TOKEN`
+    read_only = Column()  # the canvas leaves without a commit and ends the request
+    streams = Column()  # the decided beginning of a canvas leaves before the canvas is finished
+    whole = Column()  # a canvas leaves when all its positions are decided, not when its answer is
 
 
 @dataclass(frozen=True)
-class SlotStatus:
-    """Copies of the rows of a batch's slots before a step, in batch order.
+class SlotStatus(NamedColumns):
+    """Copies of the rows of a batch's slots before a step, in batch order."""
 
-    The columns are named as the tensors of `SlotState`, with ``[n]`` for ``[slots]``.
-
-    Attributes:
-        integers, flags: the rows, ``[n, columns]``.
-        temperature: float32 ``[n]``.
-        canvas: the canvases, ``[n, L]``.
-    """
-
-    integers: torch.Tensor
-    flags: torch.Tensor
-    temperature: torch.Tensor
-    canvas: Canvas
-
-    seed = Column()
-    phase = Column()
-    start = Column()
-    tail = Column()
-    ready = Column()
-    remaining = Column()
-    step = Column()
-    max_steps = Column()
-    schedule_steps = Column()
-    blocks = Column()
-    end_tokens = Column()
-    read_only = Column()
-    streams = Column()
-    whole = Column()
+    integers: torch.Tensor  # [n, columns]
+    flags: torch.Tensor  # [n, columns]
+    temperature: torch.Tensor  # float32 [n]
+    canvas: Canvas  # [n, L]
 
 
 class AlgorithmSlots:
-    """One algorithm's tensors for all slots. The rows of slots with other algorithms are ignored.
-
-    Attributes:
-        algorithm: the decoding rule.
-        names: the names of the algorithm's settings.
-        parameters: their values, float32 ``[slots, settings]``.
-        state: the algorithm's tensors between steps by name, see `StateTensor`.
-    """
+    """One algorithm's tensors for all slots; rows of slots with other algorithms are ignored."""
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
         """Allocate the tensors for this number of slots, filled with their initial values."""
         self.algorithm = algorithm
-        self.names = tuple(algorithm.config.ranges())
+        self.names = tuple(algorithm.config.ranges())  # of its settings
         self.parameters = torch.zeros((slots, len(self.names)), device=device)
-        self.state = {}
+        self.state = {}  # by name, see `StateTensor`
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
             self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
@@ -216,37 +186,27 @@ class AlgorithmSlots:
     def keep(
         self, slots: torch.Tensor, new: Mapping[str, torch.Tensor], leaves: torch.Tensor
     ) -> None:
-        """Store the state of ``slots`` (int64 ``[n]``) for the next step.
+        """Store what a step returned for ``slots`` (int64 ``[n]``), ``[n, ...]`` each.
 
-        Args:
-            slots: int64 ``[n]``.
-            new: the tensors that the step returned, ``[n, ...]`` each.
-            leaves: bool ``[n]``, canvases that leave. Their state is reset to its initial values.
+        The state of canvases that leave (bool ``[n]``) is reset to its initial values.
         """
         for name, spec in self.algorithm.state.items():
             reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
             self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
-    def batch(self, index: torch.Tensor | None, slots: torch.Tensor) -> AlgorithmBatch:
-        """Some of the canvases; `index` and `slots` are those of `AlgorithmBatch`."""
-        return AlgorithmBatch(self.algorithm, self, index, slots)
-
 
 @dataclass(frozen=True)
 class AlgorithmBatch:
-    """The canvases of a batch that share an algorithm.
+    """The canvases of a batch that share an algorithm."""
 
-    Attributes:
-        algorithm: the decoding rule.
-        all_slots: the algorithm's tensors for all slots.
-        index: int64 ``[m]``, positions of these canvases in the batch; None for the whole batch.
-        slots: int64 ``[m]``, the slots of these canvases.
-    """
+    all_slots: AlgorithmSlots  # the algorithm's tensors for all slots
+    index: torch.Tensor | None  # int64 [m], their positions in the batch; None for all of it
+    slots: torch.Tensor  # int64 [m]
 
-    algorithm: Algorithm
-    all_slots: AlgorithmSlots
-    index: torch.Tensor | None
-    slots: torch.Tensor
+    @property
+    def algorithm(self) -> Algorithm:
+        """The decoding rule."""
+        return self.all_slots.algorithm
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Copy the algorithm's settings of these canvases: by name, float32 ``[m]`` each."""
@@ -260,18 +220,14 @@ class AlgorithmBatch:
 
 
 class AlgorithmStates:
-    """The tensors of every algorithm that any request has used so far.
-
-    Attributes:
-        by_name: the tensors by the algorithm's name, in the order in which they were first used.
-        which: on the host, uint8 ``[slots]``, the position of each slot's algorithm in `by_name`.
-    """
+    """The tensors of every algorithm that any request has used so far."""
 
     def __init__(self, kind: CanvasKind, device: torch.device, which: np.ndarray) -> None:
+        # By the algorithm's name, in the order in which they were first used.
         self.by_name: dict[str, AlgorithmSlots] = {}
         self._kind = kind
         self._device = device
-        self.which = which
+        self.which = which  # uint8 [slots], the position of each slot's algorithm in `by_name`
 
     def enter(self, slot: int, algorithm: Algorithm, settings: AlgorithmConfig) -> None:
         """Set up ``slot`` for a request; allocates the algorithm's tensors at its first use."""
@@ -291,84 +247,26 @@ class AlgorithmStates:
         return list(self.by_name.values())[self.which[slot]]
 
     def batches(self, slots: torch.Tensor, on_host: np.ndarray) -> list[AlgorithmBatch]:
-        """Group the slots of a batch by algorithm.
-
-        `slots` is int64 ``[n]``, and `on_host` the same on the host.
-        """
+        """Group the slots of a batch (int64 ``[n]``, and the same on the host) by algorithm."""
         which = self.which[on_host]
         algorithms = list(self.by_name.values())
         if (which == which[0]).all():  # most batches have one algorithm
-            return [algorithms[which[0]].batch(None, slots)]
+            return [AlgorithmBatch(algorithms[which[0]], None, slots)]
         batches = []
         for number in np.unique(which):
             index = to_device(np.flatnonzero(which == number), self._device)
-            batches.append(algorithms[number].batch(index, slots.index_select(0, index)))
+            own = slots.index_select(0, index)
+            batches.append(AlgorithmBatch(algorithms[number], index, own))
         return batches
 
 
-class SlotState:
-    """The slots' tensors, indexed by vLLM's request index.
+class SlotState(NamedColumns):
+    """The slots' tensors ``[slots, ...]``, indexed by vLLM's request index.
 
-    Attributes:
-        integers: int64 ``[slots, columns]``; `INTEGERS` and `tokens` name its columns.
-        flags: bool ``[slots, columns]``; `FLAGS`, `masked` and `fixed` name its columns.
-        tokens, masked, fixed: ``[slots, L]``, see `Canvas`.
-        phase: ``[slots]``, a `Phase`.
-        after_prefill: ``[slots]``, the phase that follows the prompt: `Phase.DENOISE`, or the
-            phase that an interrupted canvas had reached.
-        start: ``[slots]``, absolute position of the canvas' first position.
-        tail: ``[slots]``, how many positions at the start of the canvas vLLM already counts as
-            tokens: those of the prompt and, with `streams`, those that have been output.
-        ready: ``[slots]``, length of the canvas prefix that leaves at the commit.
-        remaining: ``[slots]``, tokens that the request may still output.
-        step: ``[slots]``, denoise steps that the canvas has taken.
-        max_steps: ``[slots]``, the cap on `step`.
-        schedule_steps: ``[slots]``, steps that a temperature schedule is spread over.
-        blocks: ``[slots]``, how many unfinished blocks of the canvas may be open.
-        temperature: float32 ``[slots]``, the request's temperature.
-        seed: ``[slots]``, the seed of all random numbers of the request.
-        read_only: bool ``[slots]``, the canvas leaves without a commit and ends the request.
-        streams: bool ``[slots]``, the decided beginning of a canvas leaves before the canvas is
-            finished.
-        whole: bool ``[slots]``, a canvas leaves when all its positions are decided, not when its
-            answer is.
-        end_tokens: ``[slots, MAX_END_TOKENS]``, padded with ``NO_TOKEN``.
-        spoiled: bool ``[slots]``, the last pass over the canvas met NaN or infinities.
-        failure: int32 ``[slots]``, a `Failure` if the request fails because of its own parameters,
-            else 0.
-        algorithms: the tensors of the decoding algorithms.
-        position: int64 ``[L]``, 0 to L - 1.
-        on_host: on the host, uint8 ``[slots, flags + 1]``; `HOST_FLAGS` names its columns, and the
-            last one is `AlgorithmStates.which`.
-        samples: on the host, bool ``[slots]``, whether the temperature is above 0.
-        several_steps: on the host, bool ``[slots]``, whether `max_steps` is above 1.
-        may_stream: on the host, bool ``[slots]``, `streams`.
-        records: on the host, bool ``[slots]``, every pass over the request's canvases is recorded.
-        constrained: on the host, bool ``[slots]``, whether the request follows a constraint.
-        needs_rows: on the host, bool ``[slots]``, whether the request has options that change or
-            read whole rows of logits.
-        reports: on the host, bool ``[slots]``, whether logprobs of the request's tokens are read.
-        verifies: on the host, bool ``[slots]``, the attribute of the request's algorithm.
-        history: int32 ``[slots, positions]``, every token of the requests; vLLM's own tensor, which
-            the sampler sets.
+    The columns of `Canvas`, ``[slots, L]``, follow those of `NamedColumns`.
     """
 
-    seed: torch.Tensor
-    after_prefill: torch.Tensor
-    max_steps: torch.Tensor
-    schedule_steps: torch.Tensor
-    blocks: torch.Tensor
-    end_tokens: torch.Tensor
-    remaining: torch.Tensor
-    start: torch.Tensor
-    tail: torch.Tensor
-    ready: torch.Tensor
-    step: torch.Tensor
-    phase: torch.Tensor
     tokens: torch.Tensor
-    read_only: torch.Tensor
-    streams: torch.Tensor
-    whole: torch.Tensor
     masked: torch.Tensor
     fixed: torch.Tensor
     samples: np.ndarray
@@ -388,7 +286,8 @@ class SlotState:
         self._flags = Columns(FLAGS | {"masked": length, "fixed": length})
         self.integers = torch.zeros((slots, self._integers.count), dtype=torch.int64, device=device)
         self.flags = torch.zeros((slots, self._flags.count), dtype=torch.bool, device=device)
-        vars(self).update(self._integers.of(self.integers) | self._flags.of(self.flags))
+        for columns, rows in (self._integers, self.integers), (self._flags, self.flags):
+            vars(self).update({name: rows[:, at] for name, at in columns.at.items()})
         self.tokens.fill_(kind.mask_token or 0)
         self.masked.fill_(kind.mask_token is not None)
         self.end_tokens.fill_(NO_TOKEN)
@@ -396,22 +295,25 @@ class SlotState:
             getattr(self, name).fill_(1)
         self.temperature = torch.zeros(slots, device=device)
         self.position = torch.arange(length, device=device)
+        # On the host, the columns of `HOST_FLAGS`, and `AlgorithmStates.which`.
         self.on_host: np.ndarray = np.zeros((slots, len(HOST_FLAGS) + 1), dtype=np.uint8)
         vars(self).update(zip(HOST_FLAGS, self.on_host[:, :-1].view(np.bool_).T, strict=True))
         self.algorithms = AlgorithmStates(kind, device, self.on_host[:, -1])
         self.several_steps[:] = True  # updates are compiled before any request has entered
+        # [slots, positions], every token of the requests; the sampler sets vLLM's own tensor.
         self.history = torch.zeros((0, 0), dtype=torch.int32, device=device)
+        # Whether the last pass over the canvas met NaN or infinities.
         self.spoiled = torch.zeros(slots, dtype=torch.bool, device=device)
+        # A `Failure` if the request fails because of its own parameters, else 0.
         self.failure = torch.zeros(slots, dtype=torch.int32, device=device)
 
     def enter(self, slot: int, prompt: Sequence[int], seed: int, reread: int = 0) -> None:
         """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
 
         Where canvases are not aligned, the first one begins with the last `reread` prompt tokens.
-        `configure` follows, and sets what this leaves at 0.
-
         If positions are read at the row before, a prompt without a tail has its last block
         committed once more: the last row of that pass predicts the answer's first token.
+        `configure` follows, and sets what this leaves at 0.
         """
         tail = len(prompt) % self.kind.block_length if self.kind.aligned else reread
         again = self.kind.shifted and not tail
@@ -452,8 +354,7 @@ class SlotState:
     ) -> None:
         """Store how the request in ``slot`` is decoded, when it ends, and how its output leaves.
 
-        It may output `tokens` more tokens, and the ids in `ends` end it. The other arguments are
-        the attributes of the same names.
+        It may output `tokens` more tokens, and the ids in `ends` end it.
         """
         end_tokens: np.ndarray = np.full(MAX_END_TOKENS, NO_TOKEN)
         ids = sorted(set(ends))[:MAX_END_TOKENS]
@@ -484,7 +385,7 @@ class SlotState:
         return dict(zip(HOST_FLAGS, found, strict=True))
 
     def read(self, slots: torch.Tensor) -> SlotStatus:
-        """Copy the rows of the requests in ``slots`` (int64 ``[n]``), and name their columns."""
+        """Copy the rows of ``slots`` (int64 ``[n]``), and name their columns."""
         integers, flags = (of.index_select(0, slots) for of in (self.integers, self.flags))
         canvas = Canvas(
             integers[:, self._integers.at["tokens"]],
@@ -493,11 +394,13 @@ class SlotState:
         )
         return SlotStatus(integers, flags, self.temperature.index_select(0, slots), canvas)
 
-    def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where the finished blocks end with which canvases begin, int64 ``[n]``; `slots` as well.
+    def fail(self, slots: torch.Tensor, where: torch.Tensor, failure: Failure) -> None:
+        """Let requests in ``slots`` (int64 ``[n]``) fail where `where` (bool ``[n]``) is true."""
+        marked = self.failure.index_select(0, slots).masked_fill(where, int(failure))
+        self.failure.index_copy_(0, slots, marked)
 
-        They are to the next block what precedes it.
-        """
+    def finished_end(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where the finished blocks at the start of canvases end, int64 ``[n]``, like `slots`."""
         masked = self.masked.index_select(0, slots).unflatten(1, (self.kind.blocks, -1))
         return (~masked.any(2)).long().cumprod(1).sum(1) * self.kind.block_length
 
@@ -534,20 +437,12 @@ class SlotState:
         fresh: torch.Tensor | None = None,
         **progress: torch.Tensor,
     ) -> torch.Tensor:
-        """Store what a step has updated, and start a new canvas where one leaves.
+        """Store what a step has updated, and return the tokens to read next, int64 ``[n, L]``.
 
-        Args:
-            slots: int64 ``[n]``.
-            now: their rows before the step.
-            after: the updated canvases, ``[n, L]``.
-            leaves: bool ``[n]``. Where it is true, a fresh canvas replaces the old one.
-            width: number of positions of the canvases, int64 ``[n]``, or L for all of them. A fresh
-                canvas begins that many positions after the one that leaves.
-            fresh: int64 ``[n, L]``, the tokens of the next canvases, if already known.
-            progress: int64 ``[n]``, the values of the other tensors in `CHANGING`.
-
-        Returns:
-            The tokens that the model reads next, int64 ``[n, L]``.
+        `now` are the rows of the slots before the step, and `after` the updated canvases. Where
+        `leaves` (bool ``[n]``) is true, a new canvas begins `width` positions (see `StepPlan`)
+        after the old one, with the tokens in `fresh` (int64 ``[n, L]``) if they are known already.
+        `progress` has the values of the other columns in `CHANGING`.
         """
         replaced, start = leaves[:, None], now.start + leaves * width
         if fresh is None:

@@ -18,14 +18,10 @@ class Pages:
 
     An attention kernel may multiply unwritten positions of a page by a weight of zero, and zero
     times NaN is NaN: one spoiled page would spoil every request that later uses it.
-
-    Args:
-        block_tables: vLLM's ``BlockTables``, which know each slot's pages in each KV cache group.
-        groups: the groups, with the names of their layers.
-        layers: vLLM's attention layers by name, each with its ``kv_cache`` ``[pages, ...]``.
     """
 
     def __init__(self, block_tables: Any, groups: Sequence[Any], layers: Mapping[str, Any]) -> None:
+        """Know vLLM's ``BlockTables``, KV cache groups, and attention layers by name."""
         self.block_tables = block_tables
         self.groups = [[layers[name] for name in group.layer_names] for group in groups]
 

@@ -1,33 +1,29 @@
 """One step over a batch of canvases: plan, decide, keep.
 
-- `CanvasUpdate.plan` groups the canvases by algorithm, and says what must be read from the model's
-  output.
+- `CanvasUpdate.plan` says what must be read from the model's output.
 - `CanvasUpdate.decide` runs the algorithms. An algorithm computes the next canvas and whether it is
   done, which determines what the canvas does next: go on, wait, commit, or leave.
 - `CanvasUpdate.keep` writes that to the slots.
 
 All of this consists of tensor operations on all canvases at once; the only loops are over the
-algorithms that share the batch. Optional parts join a step in two places: the constraint of a
-`StepPlan` makes canvases wait and keeps their tokens to paths, and observers see what was
-decided.
+algorithms that share the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext
+from vllm_dllm.decoding import Canvas, StepContext
 from vllm_dllm.decoding.base import BlockLimits
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.contracts import (
     Batch,
     CommitPolicy,
     FollowedPaths,
-    MaybeTensor,
     Readings,
     StepOutcome,
     StepPlan,
@@ -40,20 +36,19 @@ from vllm_dllm.vllm_seams.channels import PassFlags
 # So few logits take a CPU less time than the choice of rows.
 FEW_LOGITS = 1 << 16
 
+# A tensor ``[n, ...]``, a record of such tensors that has `take`, or None.
+OfCanvases = TypeVar("OfCanvases")
+
 
 class CanvasUpdate:
-    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep.
-
-    Attributes:
-        compiled_algorithm: the algorithm whose canvases are updated by compiled functions, or None;
-            see `warm_up.compile_updates`.
-        compiles_ahead: true while these functions are compiled, for batches of any size.
-    """
+    """Runs the algorithms of a batch and applies the `CommitPolicy`: plan, decide, keep."""
 
     def __init__(self, slots: SlotState, policy: CommitPolicy, parts: OptionalParts) -> None:
         self.slots = slots
         self.policy = policy
         self.parts = parts
+        # The algorithm whose canvases are updated by compiled functions, and whether these are
+        # being compiled now; see `warm_up.compile_updates`.
         self.compiled_algorithm: str | None = None
         self.compiles_ahead = False
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -62,9 +57,7 @@ class CanvasUpdate:
     def batch(self, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
         """These requests as a batch: that of the last call, if nothing has changed since.
 
-        Args:
-            slots: integers ``[n or more]``, their slots.
-            on_host: the first n as a numpy array.
+        `slots` are integers ``[n or more]``, and `on_host` the first n as a numpy array.
         """
         key = on_host.tobytes(), self.slots.on_host[on_host].tobytes()
         if self._batch is None or self._batch[0] != key:
@@ -85,14 +78,14 @@ class CanvasUpdate:
             self.parts.observers(flags),
             entropy=any(algorithm.reads_entropy for algorithm in algorithms),
             likeliest=max(algorithm.likeliest for algorithm in algorithms),
-            reads_masked=self._reads_masked(len(slots), algorithms),
+            # Only a CPU need not wait to know which positions are masked.
+            reads_masked=slots.device.type == "cpu"
+            and len(slots) * self.slots.length * self.slots.kind.vocabulary >= FEW_LOGITS
+            and not any(algorithm.reads_decided for algorithm in algorithms),
         )
 
     def plan(self, batch: Batch, width: torch.Tensor | int) -> StepPlan:
-        """Determine what must be read from the model's output for these canvases.
-
-        `width` is the number of positions of each canvas, int64 ``[n]``, or L for all of them.
-        """
+        """Determine what must be read from the model's output; `width` is that of `StepPlan`."""
         state, slots, every = self.slots, batch.slots, batch.by_algorithm
         compile = (
             len(every) == 1
@@ -119,18 +112,12 @@ class CanvasUpdate:
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
-    def _reads_masked(self, count: int, algorithms: Sequence[Algorithm]) -> bool:
-        """See `Batch`. Only a CPU need not wait to know which positions are masked."""
-        few = count * self.slots.length * self.slots.kind.vocabulary < FEW_LOGITS
-        reads_all = any(algorithm.reads_decided for algorithm in algorithms)
-        return self.slots.device.type == "cpu" and not few and not reads_all
-
     def compilable(
         self, function: Callable[..., Any], compile: bool, kind: tuple[Any, ...] = ()
     ) -> Callable[..., Any]:
         """A function of a batch, or its compiled form for this kind of arguments, if there is one.
 
-        Compiled forms are made while `compiles_ahead` is true, and at no other time.
+        Compiled forms are made only while `compiles_ahead` is true.
         """
         if not compile:
             return function
@@ -229,16 +216,9 @@ class CanvasUpdate:
         outcome: StepOutcome,
         fresh: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the outcome to the slots.
+        """Write the outcome to the slots, and return the tokens to read next, int64 ``[n, L]``.
 
-        Args:
-            plan: the batch before the update.
-            now: the columns of the plan's rows.
-            outcome: the batch after it.
-            fresh: see `Readings.next_canvas`.
-
-        Returns:
-            The tokens to read next, int64 ``[n, L]``.
+        `now` has the columns of the plan's rows, and `fresh` is `Readings.next_canvas`.
         """
         leaves, begins = outcome.leaves, outcome.begins
         for batch, new in zip(plan.batch.by_algorithm, outcome.state, strict=True):
@@ -288,10 +268,7 @@ class CanvasUpdate:
     def _needs_no_commit(
         self, now: SlotStatus, canvas: Canvas, is_last: torch.Tensor
     ) -> torch.Tensor:
-        """Canvases that need no (further) forward pass over their final tokens, bool ``[n]``.
-
-        ``is_last`` (bool ``[n]``) is true for canvases in which their request ends.
-        """
+        """Canvases that need no (further) pass over their final tokens, bool ``[n]``."""
         needless = now.read_only
         if self.policy.skip_last_commit:
             needless = needless | is_last
@@ -326,32 +303,24 @@ class CanvasUpdate:
 def _denoised(
     plan: StepPlan, now: SlotStatus, readings: Readings, present: torch.Tensor | None
 ) -> tuple[Canvas, torch.Tensor, list[Mapping[str, torch.Tensor]]]:
-    """Run every algorithm on its canvases.
-
-    Returns:
-        The canvases and whether they are done (bool ``[n]``), in batch order, and what each
-        algorithm keeps for its next step.
-    """
-    statistics, updates = readings.statistics, []
-    ranked, kind = readings.likeliest, plan.state.kind
+    """The next canvases, whether they are done, and what each algorithm keeps, see `Update`."""
+    kind, updates = plan.state.kind, []
     for batch in plan.batch.by_algorithm:
-        step = _rows(batch, now.step)
+        step, max_steps = _rows(batch, now.step), _rows(batch, now.max_steps)
         context = StepContext(
-            statistics=statistics if batch.index is None else statistics.take(batch.index),
-            last=step + 1 >= _rows(batch, now.max_steps),
+            statistics=_rows(batch, readings.statistics),
+            last=step + 1 >= max_steps,
             parameters=batch.parameters(),
             state=batch.state(),
             step=step,
             noise=_rows(batch, readings.noise),
             present=_rows(batch, present),
             asked=_rows(batch, readings.log_probabilities),
-            likeliest=ranked if ranked is None or batch.index is None else ranked.take(batch.index),
+            likeliest=_rows(batch, readings.likeliest),
             edit_tokens=kind.edit_tokens,
-            blocks=None
-            if kind.blocks == 1
-            else BlockLimits(_rows(batch, now.blocks), _rows(batch, now.max_steps)),
+            blocks=None if kind.blocks == 1 else BlockLimits(_rows(batch, now.blocks), max_steps),
         )
-        updates.append(batch.algorithm.step(_canvas(batch, now.canvas), context))
+        updates.append(batch.algorithm.step(_rows(batch, now.canvas), context))
     state = [update.state for update in updates]
     if len(updates) == 1:
         return updates[0].canvas, updates[0].done, state
@@ -371,16 +340,13 @@ def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
     )
 
 
-def _canvas(batch: AlgorithmBatch, every: Canvas) -> Canvas:
-    """An algorithm's canvases, of those of the whole batch."""
-    return every if batch.index is None else every.take(batch.index)
-
-
-def _rows(batch: AlgorithmBatch, tensor: MaybeTensor) -> MaybeTensor:
-    """The rows ``[m, ...]`` of an algorithm's canvases in a tensor ``[n, ...]`` of all of them."""
-    if tensor is None or batch.index is None:
-        return tensor
-    return tensor.index_select(0, batch.index)
+def _rows(batch: AlgorithmBatch, every: OfCanvases) -> OfCanvases:
+    """What belongs to an algorithm's canvases, of what the whole batch has; None stays None."""
+    own: Any = every
+    if own is None or batch.index is None:
+        return every
+    is_tensor = isinstance(own, torch.Tensor)
+    return own.index_select(0, batch.index) if is_tensor else own.take(batch.index)
 
 
 def _temperatures(state: SlotState, batch: Batch) -> torch.Tensor:
@@ -396,8 +362,7 @@ def _temperatures(state: SlotState, batch: Batch) -> torch.Tensor:
 def _adjustments(batch: Batch, before: Canvas) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `StepPlan.adjust`."""
     parts = [
-        part.algorithm.adjust(_canvas(part, before), part.parameters())
-        for part in batch.by_algorithm
+        part.algorithm.adjust(_rows(part, before), part.parameters()) for part in batch.by_algorithm
     ]
     ids = batch.in_order([part and part[0] for part in parts])
     amounts = batch.in_order([part and part[1] for part in parts])

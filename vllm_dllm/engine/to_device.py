@@ -21,18 +21,14 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
 
     On the CPU this is the same memory, so the caller must not write to `values` afterwards.
     """
-    host = torch.as_tensor(values)
-    if can_pin(device):
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    return _on_host(values, device).to(device, non_blocking=True)
 
 
 def copy_into(target: torch.Tensor, values: np.ndarray | torch.Tensor) -> None:
-    """Copy from the host into a contiguous tensor of that dtype, without waiting for the device.
+    """The same into a contiguous tensor of that dtype, which is one copy and no kernel."""
+    target.copy_(_on_host(values, target.device), non_blocking=True)
 
-    This is one copy and no kernel.
-    """
+
+def _on_host(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     host = torch.as_tensor(values)
-    if can_pin(target.device):
-        host = host.pin_memory()
-    target.copy_(host, non_blocking=True)
+    return host.pin_memory() if can_pin(device) else host

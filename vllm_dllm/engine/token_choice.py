@@ -1,8 +1,6 @@
 """The choice of tokens from whole rows of logits: bias, filter, draw, constrain, report.
 
-This module is loaded for the first batch in which a request draws or needs whole rows. How tokens
-are chosen from biased rows differs between masked and uniform-noise models; everything else is the
-same.
+This module is loaded for the first batch in which a request draws or needs whole rows.
 """
 
 from __future__ import annotations
@@ -19,8 +17,12 @@ from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.row_options import RowOptions
 from vllm_dllm.ops.compiled import CompiledOnce, compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
-from vllm_dllm.ops.statistics.ranked import RankedTokens, ranked_tokens
-from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.rows import (
+    RankedTokens,
+    RowStatistics,
+    SampledStatistics,
+    ranked_tokens,
+)
 from vllm_dllm.ops.statistics.sampled import (
     draw,
     drawn_logprob,
@@ -30,7 +32,7 @@ from vllm_dllm.ops.statistics.sampled import (
 )
 
 if TYPE_CHECKING:
-    from vllm_dllm.engine.readout_triton import MaskedKernels
+    from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
 # Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
@@ -38,18 +40,13 @@ StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
 # Maps hidden states [rows, hidden] to logits [rows, vocabulary].
 Head = Callable[[torch.Tensor], torch.Tensor]
 
-
 Rows = TypeVar("Rows", MaskedRows, NoiseRows)
 
 
 class LogitsPipeline(Generic[Rows]):
-    """The one place where whole rows of logits are changed, chosen from and reported.
+    """The one place where whole rows of logits are changed, chosen from and reported."""
 
-    Attributes:
-        reports_raw: whether logprobs may come from raw logits.
-    """
-
-    reports_raw: bool
+    reports_raw: bool  # whether logprobs may come from raw logits
 
     def __init__(self, parts: OptionalParts) -> None:
         self.slots = parts.slots
@@ -66,13 +63,11 @@ class LogitsPipeline(Generic[Rows]):
         keys: torch.Tensor | None,
         noise: torch.Tensor | None = None,
     ) -> Rows:
-        """Choose the tokens of ``n`` canvases.
+        """Choose the tokens of the ``n`` canvases of a plan.
 
-        Args:
-            logits: ``[n * L, vocabulary]``, overwritten with the biased logits.
-            plan: the plan of these canvases.
-            keys: int64 ``[n, L]``, the keys of the random numbers; None if no request draws.
-            noise: int64 ``[n, L]``, random tokens that an algorithm of uniform noise may choose.
+        The logits ``[n * L, vocabulary]`` are overwritten with the biased ones. The keys of the
+        random numbers (int64 ``[n, L]``) are None if no request draws. `noise` are random tokens
+        (int64 ``[n, L]``) that an algorithm of uniform noise may choose.
         """
         on_host = plan.on_host
         if plan.adjust is not None:
@@ -112,10 +107,7 @@ class LogitsPipeline(Generic[Rows]):
     def _candidates(
         self, statistics: RowStatistics, plan: StepPlan, noise: torch.Tensor | None
     ) -> torch.Tensor:
-        """The tokens that the canvases may hold after the step, int64 ``[n, L, C]``.
-
-        `Algorithm.step` lists them. Tokens of paths are among the chosen ones.
-        """
+        """The tokens that canvases may hold after `Algorithm.step`, int64 ``[n, L, C]``."""
         length = self.slots.length
         # An id of the tokenizer may lie outside the head, but only in a prompt.
         held = self.slots.tokens.index_select(0, plan.slots)
@@ -141,10 +133,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         kernels: MaskedKernels | None,
         compile: bool,
     ) -> None:
-        """Choose with `statistics`, a function like `row_statistics`.
-
-        What draws is `kernels`, or torch's operators, compiled if `compile` is true.
-        """
+        """Choose with `statistics`, and draw with `kernels` or (maybe compiled) operators."""
         super().__init__(parts)
         self.mask_token = mask_token
         self.statistics = statistics
@@ -256,7 +245,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The temperatures ``[n]`` of canvases for each row that is read.
 
-        The token that a commit predicts for the next canvas (`readout_shifted`) is never drawn.
+        The token that a commit predicts for the next canvas (`ShiftedReadout`) is never drawn.
         """
         rows = values.repeat_interleave(self.slots.length)
         if self.slots.kind.shifted:

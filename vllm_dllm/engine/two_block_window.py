@@ -5,10 +5,9 @@ written while the next canvas is denoised. The block-causal mask hides the canva
 `startup.commit_choice` says when this way of committing is taken.
 
 With blocks of 4, a third to a half of all passes would otherwise only commit. Every later step
-reads the block again, which costs L queries and changes nothing. To vLLM a window is 2 L draft
-tokens. Its scheduler always grants that many and counts the tokens that leave as accepted drafts;
-it never needs the worker's position. So a step may be in flight, and all steps have the same
-length, so one CUDA graph is enough:
+reads the block again, which changes nothing. To vLLM a window is 2 L draft tokens. Its scheduler
+always grants that many and counts the tokens that leave as accepted drafts; it never needs the
+worker's position. So a step may be in flight, and one CUDA graph is enough:
 
     step                            tokens   accepted by the scheduler   the worker goes on by
     denoise                         2 L      0                           0
@@ -32,20 +31,14 @@ from vllm_dllm.engine.to_device import to_device
 
 
 class TwoBlockWindow:
-    """The contents of each slot's window other than the canvas.
-
-    Attributes:
-        length: L.
-        block: int64 ``[slots, L]``, the finished block before the canvas.
-        has_block: bool ``[slots]``, whether the window begins with that block rather than the
-            canvas.
-    """
+    """The contents of each slot's window other than the canvas."""
 
     def __init__(self, slots: SlotState, context: int) -> None:
         """Allocate a window for each slot; `context` is the server's context length in tokens."""
         self.length = slots.length
         self.context = context
-        self.block = torch.zeros_like(slots.tokens)
+        self.block = torch.zeros_like(slots.tokens)  # the finished block before the canvas
+        # [slots], whether the window begins with that block rather than the canvas.
         self.has_block = torch.zeros_like(slots.read_only)
         assert slots.kind.mask_token is not None
         self.masks = torch.full_like(slots.tokens[:1], slots.kind.mask_token)  # [1, L]
@@ -75,10 +68,7 @@ class TwoBlockWindow:
     ) -> torch.Tensor:
         """Select the hidden states ``[n L, hidden]`` of the canvases from those of their windows.
 
-        Args:
-            hidden: ``[n 2 L, hidden]``.
-            slot: int64 ``[rows]``, the slots of a batch.
-            is_window: bool ``[rows]``, true for the n slots that have a window in this step.
+        `slot` are the slots of a batch, and `is_window` is true for the n that have a window.
         """
         if not is_window.all():
             slot = slot[to_device(np.flatnonzero(is_window), slot.device)]
@@ -87,16 +77,10 @@ class TwoBlockWindow:
         return windows[row, self.has_block[slot].long()].flatten(0, 1)
 
     def move(self, slot: torch.Tensor, leaves: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Put canvases that leave in front of the next ones.
+        """Put canvases that leave, with these tokens (int64 ``[n, L]``), before the next ones.
 
-        Args:
-            slot: int64 ``[n]``.
-            leaves: bool ``[n]``, canvases that leave in this step.
-            tokens: int64 ``[n, L]``, their final tokens.
-
-        Returns:
-            The number of tokens of each window that are read again, int64 ``[n]``: 2 L, or L where
-            the window moves.
+        Returns the number of tokens of each window that are read again, int64 ``[n]``: 2 L, or L
+        where the window moves.
         """
         had_block = self.has_block[slot]
         block = torch.where(leaves[:, None], tokens, self.block[slot])

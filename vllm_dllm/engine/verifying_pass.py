@@ -10,8 +10,7 @@ of L positions, the pass confirms x_1 ... x_c and predicts one token more::
     keys and values  x_0   x_1   ...   x_c             are final, for c + 1 positions
     next canvas                                        v_c, then masks
 
-To vLLM, c + 1 of the L draft tokens are accepted and the others rejected, as in speculative
-decoding. This module is imported with the first request of such an algorithm.
+To vLLM, c + 1 of the L draft tokens are accepted, and the others rejected.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ def confirmed(
 ) -> torch.Tensor:
     """The number of tokens that a verifying pass yields, int64 ``[n]``, at least 1.
 
-    Args:
-        drafted: int64 ``[n, L]``, the canvases that the pass has read.
-        predicted: int64 ``[n, L]``, the likeliest token of each row.
-        width: number of positions of each canvas, int64 ``[n]``, or L for all of them.
+    `drafted` are the canvases that the pass has read, `predicted` the likeliest token of each row,
+    int64 ``[n, L]`` both, and `width` is that of `StepPlan`.
     """
     agrees = drafted[:, 1:] == predicted[:, :-1]
     if not isinstance(width, int):
@@ -57,11 +54,8 @@ def verified(
         now: the columns of its rows.
         predicted: int64 ``[n, L]``, the likeliest token of each row.
         sound: bool ``[n]``, canvases that were read without NaN; the others output nothing.
-        output: what the step returns for canvases that are not verified.
-        tokens: int64 ``[n, L]``, what these read next.
-
-    Returns:
-        What the step returns, and what the canvases read next.
+        output: what the step returns for canvases that are not verified; the result has all.
+        tokens: int64 ``[n, L]``, what these read next; the result has all.
     """
     assert plan.batch.verifies is not None
     slots, slot = plan.state, plan.slots

@@ -1,8 +1,5 @@
 """Prepares a worker for its first request.
 
-What runs after the model is compiled, and the largest batch is read while vLLM measures how much
-memory a step uses.
-
 All ranks that have a readout call these functions together. They write to slots, which are set up
 again for every request.
 """
@@ -61,7 +58,7 @@ def compile_updates(state: DiffusionModelState) -> None:
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
     with torch.inference_mode():
         hidden = _hidden(state, count * slots.length)
-        sampler.update(hidden, update.batch(slot, slot.cpu().numpy()), slots.length)
+        sampler.update(hidden, update.batch(slot, np.zeros(count, dtype=np.int64)), slots.length)
     update.compiles_ahead = False
 
 
@@ -87,12 +84,12 @@ def read_largest_batch(state: DiffusionModelState) -> None:
 
 
 def _plan(state: DiffusionModelState, canvases: int, needs_rows: bool) -> StepPlan:
-    device = state.slots.device
+    device, flags = state.slots.device, dict.fromkeys(HOST_FLAGS, False)
+    flags |= {"samples": True, "several_steps": True, "needs_rows": needs_rows}
     batch = Batch(
         torch.arange(canvases, device=device),
         np.arange(canvases),
-        dict.fromkeys(HOST_FLAGS, False)
-        | {"samples": True, "several_steps": True, "needs_rows": needs_rows},
+        flags,
         entropy=True,
         likeliest=state.served.choose().algorithm.likeliest,
     )

@@ -24,9 +24,9 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _OPTIONS: dict[str, int | bool] = {
-    # The compiler repeats an expression of up to this many operators wherever its result is used;
-    # it stores the result of a larger one. An integer hash uses every number twice, so its code
-    # doubles with each round: with the default of 30, a few dozen lines take minutes to compile.
+    # The compiler repeats an expression of up to this many operators wherever its result is used.
+    # An integer hash uses every number twice, so its code doubles with each round: with the default
+    # of 30, a few dozen lines take minutes to compile.
     "realize_opcount_threshold": 12,
     # The last elements of a loop are taken one by one, because masked vectors would double the code
     # to compile. Vectors divide a vocabulary and a block of 32, so that few loops have such a tail.
@@ -48,10 +48,9 @@ _KINDS = 64
 
 @functools.cache
 def compiled(function: Function) -> Function:
-    """Return `function`, compiled at its first call for each kind of arguments.
+    """Return `function`, compiled as a whole at its first call for each kind of arguments.
 
-    Tensors may have any sizes, but sizes 0 and 1 are compiled separately. A function that cannot be
-    compiled as a whole raises an error rather than run without compilation.
+    Tensors may have any sizes, but sizes 0 and 1 are compiled separately.
     """
     # PyTorch 2.13 has the limit as an option of `torch.compile`, too; 2.11 has not.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS)
@@ -66,10 +65,10 @@ class CompiledOnce(Generic[Arguments, Result]):
     of all of them is the batch's; their other sizes are constants, so that a reduction over the
     positions of a canvas shares a kernel with what surrounds it.
 
-    No guards choose a graph for each call. Their hundreds of objects leave the processor's caches
-    during the forward pass, so that checking them takes longer than a step's small loops. So later
-    arguments must be as the first ones: the same types and dtypes, the same attributes but for
-    tensors, and None where there was None. Sizes and strides of tensors are checked.
+    No guards choose a graph for each call, because checking them takes longer than a step's small
+    loops. So later arguments must be as the first ones: the same types and dtypes, the same
+    attributes but for tensors, and None where there was None. Sizes and strides of tensors are
+    checked.
     """
 
     def __init__(self, function: Callable[Arguments, Result]) -> None:
@@ -125,8 +124,7 @@ def any_size(*arguments: Any) -> None:
 def compiling_ahead() -> Iterator[None]:
     """A context for calls whose purpose is to compile functions, with arguments of example sizes.
 
-    Gradients are off, as in the engine. Sizes that happen to be equal in an example are compiled as
-    independent sizes.
+    Sizes that happen to be equal in an example are compiled as independent sizes.
     """
     symbolic_shapes: Any = _config
     with torch.inference_mode(), symbolic_shapes.patch(use_duck_shape=False):

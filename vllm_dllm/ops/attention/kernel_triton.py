@@ -166,8 +166,7 @@ def attention_kernel(
 ):  # fmt: skip
     """A tile of queries of one request and KV head, and one split of its keys.
 
-    The grid is (query tiles, KV heads, splits). The function is long because the addresses computed
-    at its top are used to its end, and any part split off would take most of them as arguments.
+    The grid is (query tiles, KV heads, splits).
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     # The last tiles of a causal query see the most keys, so they are started first.

@@ -23,22 +23,15 @@ MIN_KEYS_PER_SPLIT = 256
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the work is divided among programs.
+    """How the work is divided among programs."""
 
-    Attributes:
-        rows: query rows of a program: tokens times the heads that share a KV head. A power of two,
-            at least 16 and at least that number of heads.
-        keys: keys of a tile, a power of two, at least 16.
-        warps: warps of a program.
-        stages: stages of its software pipeline.
-        splits: programs that share the keys of a query tile, a power of two; 0 chooses by shape.
-    """
-
+    # Query rows of a program: tokens times the heads that share a KV head. A power of two, at least
+    # 16 and at least that number of heads.
     rows: int
-    keys: int
-    warps: int
-    stages: int
-    splits: int = 0
+    keys: int  # keys of a tile, a power of two, at least 16
+    warps: int  # warps of a program
+    stages: int  # stages of its software pipeline
+    splits: int = 0  # programs that share a query tile's keys, a power of two; 0 chooses by shape
 
 
 def paged_attention(
@@ -56,7 +49,7 @@ def paged_attention(
 
     Args:
         query: ``[tokens, heads, head size]``, float32, bfloat16 or float16, contiguous in the last
-            dimension. At most 2^31 - 1 tokens; offsets into the tensor are 64 bits wide.
+            dimension. At most 2^31 - 1 tokens.
         kv: keys and values, including those of this step's tokens.
         queries: the requests and their rules.
         layer: the layer's constants.
@@ -111,11 +104,7 @@ def paged_attention(
 def default_tiles(head_size: int, element_size: int, group: int, max_query_len: int) -> Tiles:
     """Tiles for a shape, chosen for 227 KiB of shared memory and 64 Ki registers (sm_90).
 
-    Args:
-        head_size: elements of a head.
-        element_size: bytes of an element of the queries.
-        group: heads that share a KV head.
-        max_query_len: tokens of the longest query.
+    `element_size` is that of the queries in bytes, and `group` the heads that share a KV head.
     """
     rows = min(128, max(16, triton.next_power_of_2(group * max_query_len)))
     if element_size > 2:
@@ -131,14 +120,8 @@ def default_tiles(head_size: int, element_size: int, group: int, max_query_len: 
 def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> int:
     """Programs that share the keys of a query tile, a power of two.
 
-    There are as many as the device can run at once, provided that each has enough keys to be worth
-    the merge.
-
-    Args:
-        free_programs: programs that the device runs at once (eight warps to a multiprocessor)
-            divided by the programs without a split.
-        queries: only the batch's lengths are used.
-        layer: only the width of its window is used.
+    There are as many as the device can run at once, `free_programs` for each program without a
+    split, provided that each has enough keys to be worth the merge.
     """
     longest = queries.max_seq_len
     if layer.window_width:
@@ -150,9 +133,8 @@ def _splits(free_programs: int, queries: QueryBatch, layer: AttentionLayer) -> i
 def _split_results(query: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, ...]:
     """Allocate the results that each split passes to the merge; three Nones without a split.
 
-    Returns:
-        Float32 ``[tokens, heads, splits, head size]`` for sums of weighted values, and twice
-        ``[tokens, heads, splits]``, for the largest score and for the sum of weights.
+    They are sums of weighted values, float32 ``[tokens, heads, splits, head size]``, and the
+    largest score and the sum of weights, ``[tokens, heads, splits]``.
     """
     if splits == 1:
         return None, None, None

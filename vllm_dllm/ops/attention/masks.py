@@ -3,12 +3,12 @@
     python -m vllm_dllm.ops.attention.masks block_causal
 
 A predicate takes positions in the request's sequence, ``q`` of the query and ``k`` of the key,
-and the request's `QuerySpan`; it knows nothing of batches, pages or tiles. Positions are ints, or
-tensors that broadcast. Keys exist only in ``0 <= k < span.end``.
+and the request's `QuerySpan`. Positions are ints, or tensors that broadcast. Keys exist only in
+``0 <= k < span.end``.
 
-A kernel cannot take predicates. It takes a `MaskRule` instead: a block length and a window rule per
-request, which determine the keys of every query as one interval (`interval`).
-`tests/ops/test_masks.py` proves that each rule means the same as its mask's predicate.
+A kernel takes a `MaskRule` instead: a block length and a window rule per request, which determine
+the keys of every query as one interval (`interval`). `tests/ops/test_masks.py` proves that each
+rule means the same as its mask's predicate.
 """
 
 from __future__ import annotations
@@ -48,33 +48,22 @@ class WindowRule(IntEnum):
 
 
 class MaskRule(NamedTuple):
-    """A mask as the numbers that a kernel takes: ints, or int32 tensors ``[requests]``.
+    """A mask as the numbers that a kernel takes: ints, or int32 tensors ``[requests]``."""
 
-    Attributes:
-        block: the block length; a query sees everything up to the end of its block. 1 is causal, L
-            block-causal, `WHOLE` bidirectional.
-        window: a `WindowRule`; the window's width belongs to the layer, not to the request.
-    """
-
+    # The block length; a query sees everything up to the end of its block. 1 is causal, L
+    # block-causal, `WHOLE` bidirectional.
     block: Any
-    window: Any
+    window: Any  # a `WindowRule`; the window's width belongs to the layer, not to the request
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask: its predicate, and the equivalent rule for a kernel.
+    """A mask: its predicate, and the equivalent rule for a kernel."""
 
-    Attributes:
-        name: the name as written in code, e.g. ``block_causal(32)``.
-        sees: whether query q sees key k.
-        rule: the equivalent rule for a kernel.
-        window_width: W of its window, or 0 without one.
-    """
-
-    name: str
-    sees: Predicate
-    rule: MaskRule
-    window_width: int = 0
+    name: str  # the name as written in code, e.g. ``block_causal(32)``.
+    sees: Predicate  # whether query q sees key k
+    rule: MaskRule  # the equivalent rule for a kernel
+    window_width: int = 0  # W of its window, or 0 without one
 
     def dense(self, span: QuerySpan, device: torch.device | None = None) -> torch.Tensor:
         """The mask of one request, bool ``[queries, keys]``."""
@@ -152,18 +141,9 @@ def interval(
 ) -> tuple[torch.Tensor, ...]:
     """The keys ``first <= k < end`` that queries ``q`` see by a rule: what the kernel computes.
 
-    Both edges grow with q. So the keys that any query of a run sees extend from the first query's
-    first key to the last query's last key, and the keys from the last query's first key to the
-    first query's last key are seen by all of them.
-
-    Args:
-        q: int ``[n]``, positions.
-        span: the request's query.
-        rule: the request's rule, as ints.
-        window_width: W of the layer, or 0 for a layer without a window.
-
-    Returns:
-        ``first`` and ``end``, of q's shape.
+    Both edges grow with q, so the edges of the first and the last query of a run say which keys any
+    of them sees, and which all of them see. The rule is one of ints, and `window_width` is that of
+    the layer, or 0. ``first`` and ``end`` have q's shape, int ``[n]``.
     """
     first = torch.zeros_like(q)
     end = ((q // rule.block + 1) * rule.block).clamp(max=span.end)

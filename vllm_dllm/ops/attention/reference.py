@@ -1,8 +1,7 @@
 """Paged attention straight from the predicates of `masks`: the reference that tests compare with.
 
-It computes one request at a time, with all scores in one matrix. The kernels take the same
-arguments (`inputs`), with each request's rule in place of its mask. Only tests and benchmarks
-import this module.
+It computes one request at a time, with all scores in one matrix. Only tests and benchmarks import
+this module.
 """
 
 from __future__ import annotations
@@ -23,20 +22,11 @@ def attention_reference(
     masks: Sequence[Mask],
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Attention of a batch.
+    """Attention of a batch, ``[tokens, heads, head size]`` in `dtype`.
 
-    Args:
-        query: ``[tokens, heads, head size]``.
-        kv: keys and values, including those of this step's tokens.
-        queries: the requests; their rules are ignored.
-        layer: the layer's constants.
-        masks: one for each request.
-        dtype: the dtype of the computation: float64 for the exact values against which an error
-            budget is measured, the query's own dtype for what eager PyTorch computes.
-
-    Returns:
-        ``[tokens, heads, head size]`` in `dtype`. A query that sees no key gives zeros; tokens that
-        do not belong to a query are NaN.
+    The arguments are those of `launch_triton.paged_attention`, with a mask for each request in
+    place of its rule. A query that sees no key gives zeros; tokens that do not belong to a query
+    are NaN.
     """
     out = torch.full_like(query, torch.nan, dtype=dtype)
     start, seq_lens = queries.query_start.tolist(), queries.seq_lens.tolist()

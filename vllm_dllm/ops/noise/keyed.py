@@ -2,16 +2,16 @@
 
 Every number comes from the key of its row (made of a request's seed, step and position) and an
 index (a token id), by integer mixing that is the same on every device. A draw therefore depends
-neither on the tile in which it is computed, nor on the rest of the batch, nor on how many numbers
-were drawn before. Keys are mixed by SplitMix64 (Steele et al., 2014), the index by two 32-bit
-rounds of `lowbias32` (Wellons, "Prospecting for Hash Functions", 2018).
+neither on tiles, nor on the rest of the batch, nor on how many numbers were drawn before. Keys are
+mixed by SplitMix64 (Steele et al., 2014), the index by two 32-bit rounds of `lowbias32` (Wellons,
+"Prospecting for Hash Functions", 2018).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -28,14 +28,9 @@ class Stream(IntEnum):
 
 
 def row_keys(seed: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor:
-    """Keys of rows, mixed from their seed and any number of counters.
+    """Keys of rows, int64, mixed from their seed (int64, any shape) and any number of counters.
 
-    Args:
-        seed: int64, any shape.
-        counters: int64 tensors that broadcast with `seed`, or integers.
-
-    Returns:
-        int64 of the broadcast shape.
+    Counters are int64 tensors that broadcast with `seed`, or integers.
     """
     return more_keys(_splitmix(seed), *counters)
 
@@ -51,14 +46,9 @@ def more_keys(keys: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor
 
 
 def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """32 random bits for each row and index.
+    """32 random bits for each row and index, int32 ``[rows, n]``.
 
-    Args:
-        keys: int64 ``[rows]``.
-        index: int64 or int32, ``[n]`` or ``[rows, n]``, values in 0..2^31.
-
-    Returns:
-        int32 ``[rows, n]``, uniform over all 2^32 patterns.
+    `keys` is int64 ``[rows]``; `index` is int64 or int32 of 0..2^31, ``[n]`` or ``[rows, n]``.
     """
     return _bits(keys[:, None], index)
 
@@ -72,10 +62,7 @@ def _bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Float32 ``[rows, n]`` in the open interval (0, 1), fine-grained towards 0.
-
-    Shapes as in `uniform_bits`.
-    """
+    """Float32 in the open interval (0, 1), fine-grained towards 0; shapes as in `uniform_bits`."""
     bits = uniform_bits(keys, index)
     # The bits as an unsigned number: float(bits) is in [-2^31, 2^31), so negative ones gain 2^32.
     value = (bits.float() + torch.where(bits < 0, 2.0**32 + 0.5, 0.5)) * 2.0**-32
@@ -93,16 +80,10 @@ def gumbel(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def uniform_tokens(keys: torch.Tensor, length: int, vocabulary: int) -> torch.Tensor:
-    """Token ids drawn uniformly from ``range(vocabulary)``.
+    """Token ids drawn uniformly from ``range(vocabulary)``, int64 ``[rows, length]``.
 
-    Args:
-        keys: int64 ``[rows]``.
-        length: tokens per row.
-        vocabulary: number of ids, at most 2^31.
-
-    Returns:
-        int64 ``[rows, length]``. Each id's probability has a relative error below
-        ``vocabulary / 2^32``.
+    There are at most 2^31 ids. The probability of each has a relative error below
+    ``vocabulary / 2^32``.
     """
     return _tokens(uniform_bits(keys, torch.arange(length, device=keys.device)), vocabulary)
 
@@ -113,57 +94,29 @@ def _tokens(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class StepNoise:
-    """Everything that a denoise step draws for a model whose canvases start as random tokens.
+    """What a denoise step draws for a model whose canvases start as random tokens, ``[rows]``."""
 
-    Attributes:
-        keys: int64 ``[rows]``, keys of the candidates' Gumbel noise.
-        renoise: int64 ``[rows]``, the tokens that replace rejected ones.
-        fresh: int64 ``[rows]``, the tokens that the next canvas starts from, provided that this
-            canvas has its full length L.
-    """
-
-    keys: torch.Tensor
-    renoise: torch.Tensor
-    fresh: torch.Tensor
-
-
-class SlotCounters(Protocol):
-    """Holds the counters of all slots; the attributes mean the same as in `Counters`."""
-
-    seed: torch.Tensor
-    start: torch.Tensor
-    step: torch.Tensor
-    length: int
+    keys: torch.Tensor  # int64, keys of the candidates' Gumbel noise
+    renoise: torch.Tensor  # int64, the tokens that replace rejected ones
+    fresh: torch.Tensor  # int64, those that the next canvas starts from, if this one has length L
 
 
 @dataclass(frozen=True)
 class Counters:
-    """The inputs that determine a step's random numbers. A row is a position of a canvas.
+    """The inputs that determine a step's random numbers. A row is a position of a canvas."""
 
-    Attributes:
-        seed: int64 ``[slots]``, each request's seed.
-        start: int64 ``[slots]``, where each request's canvas begins in its sequence.
-        step: int32 ``[slots]``, the denoise steps that each canvas has taken.
-        slot: int64 ``[rows]``, each row's slot; the rows are whole canvases, one after another.
-        length: L, positions of a canvas.
-    """
-
-    seed: torch.Tensor
-    start: torch.Tensor
-    step: torch.Tensor
-    slot: torch.Tensor
-    length: int
+    seed: torch.Tensor  # int64 [slots], each request's seed
+    start: torch.Tensor  # int64 [slots], where each request's canvas begins in its sequence
+    step: torch.Tensor  # int32 [slots], the denoise steps that each canvas has taken
+    slot: torch.Tensor  # int64 [rows], each row's slot; the rows are whole canvases
+    length: int  # L, positions of a canvas
 
     @classmethod
-    def of_canvases(cls, state: SlotCounters, slots: torch.Tensor) -> Counters:
-        """The counters of all positions of some canvases.
+    def of_canvases(cls, state: Any, slots: torch.Tensor) -> Counters:
+        """The counters of all positions of the canvases in ``slots``, int64 ``[n]``.
 
-        There is a row for each position rather than for each canvas, because a compiler would
-        create a separate graph for a batch of one canvas.
-
-        Args:
-            state: the counters of all slots.
-            slots: int64 ``[n]``, the canvases.
+        `state` has those of all slots, by the names used here. There is a row for each position,
+        because a compiler would create a separate graph for a batch of one canvas.
         """
         rows = slots.repeat_interleave(state.length)
         return cls(state.seed, state.start, state.step, rows, state.length)

@@ -10,45 +10,29 @@ import torch
 
 @dataclass(frozen=True)
 class Shard:
-    """The ids of one rank, if a head is spread over ranks, and how ranks exchange tensors.
+    """The ids of one rank, if a head is spread over ranks, and how ranks exchange tensors."""
 
-    Attributes:
-        first: the rank's first id.
-        end: one more than the rank's last id; `first` or less for a rank that has only padding.
-        width: number of ids of a rank including its padding, the same on all ranks.
-        gather: maps the tensors ``[...]`` of all ranks to ``[ranks, ...]``, bit for bit.
-        sum: maps the tensors ``[...]`` of all ranks to their sum.
-    """
-
-    first: int
-    end: int
-    width: int
+    first: int  # the rank's first id
+    end: int  # one more than the rank's last id; `first` or less for a rank that has only padding
+    width: int  # number of ids of a rank including its padding, the same on all ranks
+    # Maps the tensors [...] of all ranks to [ranks, ...], bit for bit.
     gather: Callable[[torch.Tensor], torch.Tensor]
-    sum: Callable[[torch.Tensor], torch.Tensor]
+    sum: Callable[[torch.Tensor], torch.Tensor]  # maps the tensors [...] of all ranks to their sum
 
 
 @dataclass(frozen=True)
 class Head:
-    """A head that is computed one tile at a time.
+    """A head that is computed one tile at a time."""
 
-    Attributes:
-        logits: a function of hidden states ``[rows, hidden]``, the first id and one more than the
-            last id. It returns float32 logits ``[rows, ids]``, soft cap included, in a tensor that
-            the caller may overwrite. The ids must be this rank's.
-        vocabulary: number of ids of all ranks together.
-        embedding: ``[ids, hidden]``, this rank's rows for the soft embedding, or None.
-        shard: this rank's part, or None if one rank has the whole head.
-        weight: ``[ids or more, hidden]``, this rank's matrix by which `logits` multiplies hidden
-            states, starting at its first id (rows after its last id are ignored); None if the head
-            is not a plain matrix. Only fused kernels read it.
-        soft_cap: the cap c of ``c * tanh(x / c)`` that `logits` applies, or None. Only fused
-            kernels read it.
-    """
-
+    # Maps hidden states [rows, hidden], the first id and one more than the last (of this rank's) to
+    # float32 logits [rows, ids], soft cap included, which the caller may overwrite.
     logits: Callable[[torch.Tensor, int, int], torch.Tensor]
-    vocabulary: int
-    embedding: torch.Tensor | None = None
-    shard: Shard | None = None
+    vocabulary: int  # number of ids of all ranks together
+    embedding: torch.Tensor | None = None  # [ids, hidden], this rank's, for a soft embedding
+    shard: Shard | None = None  # this rank's part, or None if one rank has the whole head
+    # Only fused kernels read the following two: this rank's matrix [ids or more, hidden], starting
+    # at its first id, or None if the head is not a plain matrix; and the cap c of
+    # ``c * tanh(x / c)`` that `logits` applies.
     weight: torch.Tensor | None = None
     soft_cap: float | None = None
 
@@ -88,14 +72,9 @@ class Head:
 def logits_of(
     weight: torch.Tensor, first_id: int, soft_cap: float | None
 ) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-    """Build the function `Head.logits` for a plain matrix.
+    """Build the function `Head.logits` for a plain matrix, whose first row is `first_id`'s.
 
     The soft cap is applied in float32, as in the code of DiffusionGemma's authors.
-
-    Args:
-        weight: ``[ids or more, hidden]``.
-        first_id: the id of the matrix' first row.
-        soft_cap: the cap c of ``c * tanh(x / c)``, or None for none.
     """
 
     def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:

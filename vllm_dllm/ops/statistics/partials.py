@@ -12,25 +12,18 @@ from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics, Samp
 
 @dataclass(frozen=True)
 class SoftmaxPartials:
-    """The results of one rank's pass over its ids, each ``[rows]``.
+    """The results of one rank's pass over its ids, each ``[rows]``."""
 
-    Attributes:
-        best, token: the largest scaled logit that may be chosen, and its id.
-        origin: the largest scaled logit of all, which the sums are relative to. It differs from
-            `best` only if an id that may not be chosen takes part in the sums.
-        drawn, sample, scaled: the drawn group's score, the drawn id, and its scaled logit. Those of
-            the argmax if nothing is drawn.
-        sum, weighted: the sum of exp(scaled - origin), and of that times (scaled - origin).
-    """
-
-    best: torch.Tensor
-    token: torch.Tensor
+    best: torch.Tensor  # the largest scaled logit that may be chosen
+    token: torch.Tensor  # its id
+    # The largest scaled logit of all, to which the sums are relative. It differs from `best` only
+    # if an id that may not be chosen takes part in the sums.
     origin: torch.Tensor
-    drawn: torch.Tensor
-    sample: torch.Tensor
-    scaled: torch.Tensor
-    sum: torch.Tensor
-    weighted: torch.Tensor
+    drawn: torch.Tensor  # the drawn group's score; like the next two, the argmax' without a draw
+    sample: torch.Tensor  # the drawn id
+    scaled: torch.Tensor  # its scaled logit
+    sum: torch.Tensor  # of exp(scaled - origin)
+    weighted: torch.Tensor  # the sum of that times (scaled - origin)
 
     @classmethod
     def empty(cls, rows: int, device: torch.device) -> SoftmaxPartials:

@@ -1,14 +1,17 @@
 """Row statistics as Triton kernels, which pass over the vocabulary one tile of logits at a time.
 
-The logits are in memory, or they are computed, tile by tile, from hidden states and the head, and
-then live in registers only. The sums of products are float32. As in a model's own head, they are
-rounded to the head's dtype and then soft-capped in float32, so logits that tie there also tie here;
-the lowest id wins a tie.
+The logits are in memory, or they are computed from hidden states and the head and live in registers
+only. The sums of products are float32. As in a model's own head, they are rounded to the head's
+dtype and then soft-capped in float32, so logits that tie there also tie here; the lowest id wins.
 
 `rows_kernel` has a grid of (row tiles, splits of the vocabulary). Each program folds its tiles into
-a few numbers for each row (`fold_triton.fold`). `merge_kernel` merges the splits and draws a token:
+a few numbers for each row (`fold`). `merge_kernel` merges the splits and draws a token:
 for that it computes the 64 logits of the drawn group a second time, from 64 rows of the head for
 each row of hidden states.
+
+All numbers of a group of 64 ids are relative to the group's own maximum. A group's score therefore
+does not depend on tiles, splits or other rows, and neither does a sample, except where two scores
+tie within rounding.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -25,42 +28,36 @@ import triton
 import triton.language as tl
 
 from vllm_dllm.ops.device import multiprocessors
-from vllm_dllm.ops.noise.keyed_triton import split_keys
-from vllm_dllm.ops.statistics.fold_triton import (
-    draw_in_group,
-    fold,
-    inverse_temperature,
-    merge_splits,
-)
-from vllm_dllm.ops.statistics.groups import GROUP
+from vllm_dllm.ops.noise.keyed_triton import gumbel, split_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
+from vllm_dllm.ops.statistics.rows import GROUP, RowStatistics
+from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 
 # A merge reads the states of all splits of a row at once.
 MAX_SPLITS = 512
+# Two to a power below this is 0 in float32. Exponents are clamped to it, because 0 * -inf would be
+# NaN in the sums.
+LEAST_EXPONENT = tl.constexpr(-160.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 _GROUP = tl.constexpr(GROUP)
+_FIRST_GROUP_INDEX = tl.constexpr(FIRST_GROUP_INDEX)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a pass over the vocabulary is divided among programs.
+    """How a pass over the vocabulary is divided among programs."""
 
-    Attributes:
-        rows, ids, depth: rows, token ids and summed products of a tile; powers of two, ids at least
-            `GROUP`, and all at least 16 if there are products.
-        warps: warps of a program.
-        stages: stages of its software pipeline.
-        resident: programs that are meant to share a multiprocessor.
-        merged_rows: rows of a program that merges and draws.
-    """
-
+    # Rows, token ids and summed products of a tile; powers of two, ids at least `GROUP`, and all at
+    # least 16 if there are products.
     rows: int
     ids: int
     depth: int
-    warps: int
-    stages: int
-    resident: int
-    merged_rows: int = 1
+    warps: int  # warps of a program
+    stages: int  # stages of its software pipeline
+    resident: int  # programs that are meant to share a multiprocessor
+    merged_rows: int = 1  # rows of a program that merges and draws
 
 
 # For an H100 or H200 (132 multiprocessors with 227 KiB of shared memory and 65,536 registers).
@@ -92,19 +89,13 @@ def logits_statistics(
     keys: torch.Tensor | None = None,
     tile: Tile = IN_MEMORY,
 ) -> SoftmaxPartials:
-    """The results of one pass over logits.
+    """The results of one pass over logits; the other arguments are those of `head_statistics`.
 
     Without keys, `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics`
     computes, up to float32 rounding, because sums run in another order.
 
-    Args:
-        logits: ``[rows, vocabulary]``, at least one row, float32, bfloat16 or float16; ids are
-            contiguous, rows may have any stride. -inf excludes a token; at least one token of a row
-            must be left. Not written to.
-        forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
-        temperature: as for `head_statistics`.
-        keys: as for `head_statistics`.
-        tile: how to divide the work.
+    The logits ``[rows, vocabulary]`` (float32, bfloat16 or float16) have at least one row, of any
+    stride; ids are contiguous. -inf excludes a token; at least one token of a row must be left.
 
     Raises:
         ValueError: the ids of a row are not contiguous.
@@ -143,6 +134,35 @@ def head_statistics(
     if not len(head.ids):
         return SoftmaxPartials.empty(len(hidden), hidden.device)
     return _statistics(source, head.ids, temperature, keys, forbidden, tile)
+
+
+class MaskedKernels:
+    """Statistics of a masked model: one pass over logits, or over the head without logits."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def from_hidden(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """The statistics of `row_statistics` from hidden states ``[rows, hidden]``."""
+        partials = head_statistics(hidden, self.head, forbidden=forbidden)
+        return partials.merge_ranks(self.head.shard).greedy_statistics(entropy)
+
+    @staticmethod
+    def from_logits(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
+        """The statistics of `row_statistics` from logits ``[rows, vocabulary]``."""
+        return logits_statistics(logits, forbidden).greedy_statistics(entropy)
+
+    @staticmethod
+    def drawn(
+        logits: torch.Tensor, temperature: torch.Tensor | None, keys: torch.Tensor, forbidden: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
+
+        -inf excludes a token, but never the likeliest. Logits are divided by `temperature` (float32
+        ``[rows]``) where it is not 0; None stands for 1. The forbidden id is never drawn.
+        """
+        found = logits_statistics(logits, forbidden, temperature, keys)
+        return found.sample, (found.scaled - found.best).exp()
 
 
 def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
@@ -213,15 +233,10 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 @cache
 def tiles_per_split(row_tiles: int, id_tiles: int, at_once: int) -> int:
-    """Tiles that one program should go through.
+    """Tiles that one program should go through, if the device runs `at_once` programs at a time.
 
     This considers up to four waves of programs and picks the number that minimises the longest time
     through all tiles. A program costs about half a tile more than its tiles.
-
-    Args:
-        row_tiles: tiles along the rows.
-        id_tiles: tiles along the vocabulary.
-        at_once: programs that the device runs at a time.
     """
     best, least = id_tiles, float("inf")
     for waves in range(1, 5):
@@ -234,11 +249,113 @@ def tiles_per_split(row_tiles: int, id_tiles: int, at_once: int) -> int:
 
 
 def merge_width(splits: int) -> int:
-    """Splits that a merge reads at once: a power of two, at least 16.
-
-    A merge is compiled for each width, so there are few different ones.
-    """
+    """Splits that a merge, which is compiled for each width, reads at once."""
     return max(16, int(triton.next_power_of_2(splits)))
+
+
+@triton.jit
+def inverse_temperature(temperature, row):  # type: ignore[no-untyped-def]
+    """1 / temperature of some rows, 1 for greedy ones."""
+    inverse = tl.full(row.shape, 1.0, tl.float32)
+    if temperature is not None:
+        value = tl.load(temperature + row)
+        inverse = 1.0 / tl.where(value > 0, value, 1.0)
+    return inverse
+
+
+@triton.jit
+def fold(  # type: ignore[no-untyped-def]
+    x, first, inverse, low, high, best, token, total, weighted, drawn, group, DRAWS: tl.constexpr
+):
+    """Fold a tile of logits into the running state of its rows.
+
+    `x` is float32 ``[rows, groups, 64]``, from id `first` on, and -inf for ids that may not be
+    chosen. `low` and `high` are the halves of the rows' keys, `inverse` is 1 / temperature.
+
+    The state has the parts that `rows_kernel` stores, each ``[rows]``: the largest logit `best` and
+    its id `token`, the sums `total` and `weighted`, the drawn group's score `drawn` and its first
+    id `group`.
+    """
+    rate = inverse * LOG2_E
+    # Of each group, [rows, groups]: the largest logit and its place, and the sums relative to it.
+    top, top_place = tl.max(x, 2, return_indices=True)
+    is_empty = top == float("-inf")
+    distance = (x - tl.where(is_empty, 0.0, top)[:, :, None]) * rate[:, None, None]
+    distance = tl.maximum(distance, LEAST_EXPONENT)
+    weight = tl.exp2(distance)
+    group_total, group_weighted = tl.sum(weight, 2), tl.sum(weight * distance, 2)
+    group_index = tl.arange(0, x.shape[1])[None, :]
+    if DRAWS:
+        noise_index = _FIRST_GROUP_INDEX + first + group_index * _GROUP
+        score = tl.log(tl.where(is_empty, 1.0, group_total)) + top * inverse[:, None]
+        score += gumbel(low[:, None], high[:, None], noise_index)
+        highest, winner = tl.max(score, 1, return_indices=True)
+        group = tl.where(highest > drawn, first + winner * _GROUP, group)
+        drawn = tl.maximum(drawn, highest)
+    largest, winner = tl.max(top, 1, return_indices=True)
+    inside = tl.sum(tl.where(group_index == winner[:, None], top_place, 0), 1)
+    # The earlier tile wins ties.
+    token = tl.where(largest > best, first + winner * _GROUP + inside, token)
+    best_before, best = best, tl.maximum(best, largest)
+    # Make the sums so far and those of the groups relative to the new maximum.
+    origin = tl.where(best == float("-inf"), 0.0, best)
+    moved = tl.maximum((best_before - origin) * rate, LEAST_EXPONENT)
+    moved = tl.where(best_before == float("-inf"), 0.0, moved)
+    shift = tl.maximum((top - origin[:, None]) * rate[:, None], LEAST_EXPONENT)
+    factor = tl.exp2(shift)
+    keep = tl.exp2(moved)
+    added = tl.sum(factor * (group_weighted + group_total * shift), 1)
+    weighted = keep * (weighted + total * moved) + added
+    total = keep * total + tl.sum(factor * group_total, 1)
+    return best, token, total, weighted, drawn, group
+
+
+@triton.jit
+def merge_splits(  # type: ignore[no-untyped-def]
+    numbers, ids, forbidden_logit, row, rows, splits, inverse, forbidden, SPLITS: tl.constexpr
+):
+    """Merge the states of all splits of some rows.
+
+    Returns, each ``[rows]``: the largest logit that may be chosen and its id; the origin, which is
+    the largest of all logits; the two sums of `SoftmaxPartials` relative to the origin; the drawn
+    group's score and its first id.
+    """
+    split = tl.arange(0, SPLITS)[None, :]
+    step = splits.to(tl.int64) * rows
+    offset = split.to(tl.int64) * rows + row[:, None]
+    ok = split < splits
+    top = tl.load(numbers + offset, mask=ok, other=float("-inf"))  # [rows, splits]
+    split_total = tl.load(numbers + offset + step, mask=ok, other=0.0)
+    split_weighted = tl.load(numbers + offset + 2 * step, mask=ok, other=0.0) * LN_2
+    score = tl.load(numbers + offset + 3 * step, mask=ok, other=float("-inf"))
+    best, of_best = tl.max(top, 1, return_indices=True)
+    drawn, of_drawn = tl.max(score, 1, return_indices=True)
+    tokens = tl.load(ids + offset, mask=ok, other=0)
+    token = tl.sum(tl.where(split == of_best[:, None], tokens, 0), 1)
+    groups = tl.load(ids + offset + step, mask=ok, other=0)
+    group = tl.sum(tl.where(split == of_drawn[:, None], groups, 0), 1)
+    is_forbidden = row * 0 + forbidden >= 0
+    barred = tl.load(forbidden_logit + row, mask=is_forbidden, other=float("-inf"))
+    origin = tl.maximum(best, barred)
+    base = tl.where(origin == float("-inf"), 0.0, origin)
+    shift = tl.maximum((top - base[:, None]) * inverse[:, None], LEAST_EXPONENT)
+    factor = tl.exp(shift)
+    of_barred = tl.maximum((barred - base) * inverse, LEAST_EXPONENT)
+    total = tl.sum(factor * split_total, 1) + tl.exp(of_barred)
+    weighted = tl.sum(factor * (split_weighted + split_total * shift), 1)
+    weighted += tl.exp(of_barred) * of_barred
+    return best, token, origin, total, weighted, drawn, group
+
+
+@triton.jit
+def draw_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-def]
+    """An id drawn by the logits ``[rows, 64]`` of each row's group, and its scaled logit."""
+    inside = tl.arange(0, _GROUP)[None, :]
+    scaled = x * inverse[:, None]
+    noisy = scaled + gumbel(low[:, None], high[:, None], group[:, None] + inside)
+    place = tl.argmax(noisy, 1)
+    chosen = tl.sum(tl.where(inside == place[:, None], scaled, 0.0), 1)
+    return group + place, chosen
 
 
 @triton.jit

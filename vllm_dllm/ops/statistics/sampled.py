@@ -1,10 +1,9 @@
 """Row statistics with a draw, from whole rows of logits: the plain reference.
 
 A token is drawn in two stages, so that only one random number is needed for `GROUP` ids: first a
-group of `GROUP` consecutive ids, by Gumbel-max over the groups' log-sum-exps, then an id of that
-group, by Gumbel-max over its logits. The product of the two probabilities is that of the softmax
-(the maximum of Gumbel variables is Gumbel distributed around their log-sum-exp; Maddison et al.,
-2014).
+group, by Gumbel-max over the groups' log-sum-exps, then an id of that group, by Gumbel-max over its
+logits. The product of the two probabilities is that of the softmax (the maximum of Gumbel variables
+is Gumbel distributed around their log-sum-exp; Maddison et al., 2014).
 
 `tiled` computes the same without ever holding a whole row.
 """
@@ -16,8 +15,14 @@ from dataclasses import replace
 import torch
 
 from vllm_dllm.ops.noise.keyed import gumbel
-from vllm_dllm.ops.statistics.groups import GROUP, group_starts, grouped, take_group
-from vllm_dllm.ops.statistics.rows import RowStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.rows import (
+    GROUP,
+    RowStatistics,
+    SampledStatistics,
+    group_starts,
+    grouped,
+    take_group,
+)
 
 # Groups draw with the same keys as ids, so their indices must be larger than those of all ids.
 FIRST_GROUP_INDEX = 1 << 30
@@ -27,16 +32,10 @@ _LOG2_E = 1.4426950408889634
 def sampled_statistics(
     logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
 ) -> tuple[SampledStatistics, torch.Tensor]:
-    """Statistics and probabilities of the tempered distribution, from whole rows of logits.
+    """Statistics ``[rows]`` and float32 probabilities ``[rows, vocabulary]`` at a temperature.
 
-    Args:
-        logits: ``[rows, vocabulary]``; -inf excludes a token, but not all tokens of a row.
-        temperature: float32 ``[rows]``, at least 0.
-        keys: int64 ``[rows]``, see `noise.row_keys`.
-
-    Returns:
-        Statistics of shape ``[rows]``, and the distribution ``[rows, vocabulary]`` in float32.
-        Ties go to the lowest token id.
+    -inf excludes a token, but not all tokens of a row. `temperature` is float32 ``[rows]``, at
+    least 0; for `keys` see `noise.row_keys`. Ties go to the lowest token id.
     """
     greedy = temperature == 0
     scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
@@ -51,14 +50,9 @@ def sampled_statistics(
 
 
 def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw ids from ``softmax(scaled)``.
+    """Draw ids, int64 ``[rows]``, from ``softmax(scaled)``.
 
-    Args:
-        scaled: float32 ``[rows, vocabulary]``, logits divided by the temperature.
-        keys: int64 ``[rows]``, see `noise.row_keys`.
-
-    Returns:
-        Ids, int64 ``[rows]``.
+    `scaled` are logits divided by the temperature, float32 ``[rows, vocabulary]``.
     """
     return _draw(scaled, keys)[0]
 
@@ -94,8 +88,7 @@ def _logsumexp(x: torch.Tensor) -> torch.Tensor:
 def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Gumbel noise ``[rows, groups]`` of the groups that begin at ``starts`` (int64 ``[groups]``).
 
-    A group's noise depends on its first id, so no two groups have the same noise, wherever a rank's
-    part of the vocabulary begins.
+    It depends on a group's first id alone, wherever a rank's part of the vocabulary begins.
     """
     return gumbel(keys, FIRST_GROUP_INDEX + starts)
 
@@ -103,15 +96,9 @@ def group_noise(keys: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
 def draw_in_group(
     group: torch.Tensor, first: torch.Tensor, keys: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw an id from one group of each row.
+    """Draw an id from one group of each row; returns ids and their scaled logits, ``[rows]``.
 
-    Args:
-        group: float32 ``[rows, GROUP]``, scaled logits.
-        first: int64 ``[rows]``, the first ids of the groups.
-        keys: int64 ``[rows]``, see `noise.row_keys`.
-
-    Returns:
-        The drawn ids, int64 ``[rows]``, and their scaled logits, float32 ``[rows]``.
+    `group` are scaled logits, float32 ``[rows, GROUP]``, and `first` the groups' first ids.
     """
     ids = first[:, None] + torch.arange(GROUP, device=group.device)  # [rows, GROUP]
     index = (group + gumbel(keys, ids)).argmax(-1)
@@ -121,13 +108,8 @@ def draw_in_group(
 def drawn_weight(greedy: RowStatistics, scaled: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """The weight of drawn tokens relative to the argmax, ``exp((logit - largest) / temperature)``.
 
-    Args:
-        greedy: statistics of shape ``[rows]``.
-        scaled: ``[rows, vocabulary]``, logits divided by the temperature (by 1 where that is 0).
-        drawn: int64 ``[rows]``.
-
-    Returns:
-        Float32 ``[rows]``.
+    It is float32 ``[rows]``. `scaled` are logits divided by the temperature, or by 1 where that is
+    0, ``[rows, vocabulary]``.
     """
     weight = (scaled.gather(1, drawn[:, None]) - scaled.gather(1, greedy.token[:, None])).exp()
     return weight[:, 0].float()
@@ -138,12 +120,8 @@ def drawn_logprob(
 ) -> torch.Tensor:
     """The log-probabilities of drawn tokens at temperature 1, float32 ``[rows]``.
 
-    They are ``log p(argmax) + temperature * log(weight)``, so the rows are not read again.
-
-    Args:
-        greedy: statistics of shape ``[rows]``.
-        weight: float32 ``[rows]``, see `drawn_weight`.
-        temperature: float32 ``[rows]``; rows at 0 have the argmax.
+    They are ``log p(argmax) + temperature * log(weight)``, so the rows are not read again. Rows at
+    temperature 0 have the argmax.
     """
     likeliest = greedy.probability.log()
     return torch.where(temperature > 0, likeliest + temperature * weight.log(), likeliest)
@@ -163,10 +141,10 @@ def with_drawn(
     drawn token itself were used, thresholds would pass only one token per step.
 
     Args:
-        greedy: statistics of shape ``[rows]``.
-        weight: float32 ``[rows]``, see `drawn_weight`.
-        sampled: bool ``[rows]``, rows whose token is drawn; the others stay as they are.
-        drawn: int64 ``[rows]``.
+        greedy: statistics of shape ``[rows]``, as those of all arguments.
+        weight: float32, see `drawn_weight`.
+        sampled: bool, rows whose token is drawn; the others stay as they are.
+        drawn: int64, the tokens.
         own_confidence_temperature: float32 ``[rows]``, the temperature of rows whose drawn token's
             confidence is its own probability at temperature 1 (`Algorithm.own_confidence`), and 0
             for the others; None if there are none. The probability is

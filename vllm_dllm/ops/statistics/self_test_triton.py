@@ -36,9 +36,8 @@ SOFT_BUDGET = {True: 2**-7, False: 2e-4}
 def failures(head: Head, masked: bool) -> list[str]:
     """Run the kernels that would serve a model; returns the names of failed checks.
 
-    Args:
-        head: the model's head; only its width, dtype and soft cap are used.
-        masked: whether the model is a masked one, which has a forbidden id and no soft embedding.
+    Only the width, dtype and soft cap of the `head` are used. A `masked` model has a forbidden id
+    and no soft embedding.
     """
     failed = []
     for rows in ROWS:
@@ -49,14 +48,7 @@ def failures(head: Head, masked: bool) -> list[str]:
 
 
 class _Case:
-    """Hidden states and a head of few ids.
-
-    Attributes:
-        hidden: ``[rows, hidden]``.
-        head: the head; its function `logits`, which the kernels do not call, rounds exact sums.
-        temperature: float32 ``[rows]``, every fourth 0.
-        keys: int64 ``[rows]``.
-    """
+    """Hidden states and a head of few ids, whose `logits` round exact sums."""
 
     def __init__(self, head: Head, rows: int) -> None:
         assert head.weight is not None
@@ -70,15 +62,8 @@ class _Case:
         self.hidden = grid(rows, width, spread=1)
         weight = grid(IDS, width, spread=5 / width**0.5)
         weight[COPIED:] = weight[: IDS - COPIED]
-        embedding = grid(IDS, width, spread=1)
-        self.head = replace(
-            head,
-            vocabulary=IDS,
-            shard=None,
-            weight=weight,
-            embedding=embedding,
-            logits=self._logits,
-        )
+        own = replace(head, vocabulary=IDS, shard=None, logits=self._logits)
+        self.head = replace(own, weight=weight, embedding=grid(IDS, width, spread=1))
         self.temperature = (torch.arange(rows) % 4 / 3).to(device)
         self.keys = row_keys(torch.arange(rows), rows).to(device)
 

@@ -3,10 +3,9 @@
 It takes a second pass over the head, after that of `rows_triton`. For one range of ids at a time, a
 kernel computes the logits again and writes their weights, exp((logit - origin) / T), to a workspace
 in the embedding's dtype; another kernel multiplies the weights by the embedding and adds the
-product to a float32 sum. The origin is the row's largest logit. Weights are therefore at most 1 and
-keep all their bits; float16 probabilities would lose some because float16 exponents have a small
-range. At the end the sum is divided by the row's sum of weights. Nothing is added atomically, so
-results are the same in every run.
+product to a float32 sum. The origin is the row's largest logit, so that weights keep all their
+bits; float16 probabilities would lose some. At the end the sum is divided by the row's sum of
+weights. Nothing is added atomically, so results are the same in every run.
 """
 
 # mypy: disallow-untyped-decorators=False
@@ -21,11 +20,11 @@ import triton.language as tl
 
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.device import multiprocessors
-from vllm_dllm.ops.statistics.fold_triton import LOG2_E
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.rows_triton import (
+    LOG2_E,
     empty,
     head_statistics,
     pass_constants,
@@ -42,17 +41,12 @@ MAX_PARTS = 8
 
 @dataclass(frozen=True)
 class SumTile:
-    """How the product of weights and embedding is divided among programs.
+    """How the product of weights and embedding is divided among programs."""
 
-    Attributes:
-        rows, width, depth: rows, columns of the embedding and ids of a tile.
-        warps, stages, resident: as for `Tile`.
-    """
-
-    rows: int = 128
+    rows: int = 128  # rows, columns of the embedding and ids of a tile
     width: int = 256
     depth: int = 64
-    warps: int = 8
+    warps: int = 8  # as for `Tile`
     stages: int = 3
     resident: int = 1
 
@@ -71,15 +65,9 @@ def fused_statistics(
     """Compute the result of `tiled.tiled_statistics` in two passes of Triton kernels.
 
     The weights of the soft embedding are rounded to the embedding's dtype, as in `tiled` on a GPU.
-
-    Args:
-        hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
-        head: the head, with its `weight` and `soft_cap`; `logits` is not called.
-        temperature: float32 ``[rows]``, at least 0.
-        keys: int64 ``[rows]``, see `noise.keyed.row_keys`.
-        budget: bytes that the workspace of the soft embedding may use. It uses at least what 128
-            ids need. The statistics use some kilobytes per row in addition.
-        compile: compile what follows the kernels.
+    The arguments are the same, but hidden states have the dtype of the head's `weight`, and its
+    `logits` are not called. The workspace of the soft embedding is limited by `budget`, but has at
+    least what 128 ids need; the statistics use some kilobytes per row in addition.
 
     Raises:
         ValueError: as `head_statistics`.
@@ -94,7 +82,6 @@ def fused_statistics(
 
 
 def _finished(partials: SoftmaxPartials, temperature: torch.Tensor) -> SampledStatistics:
-    """Statistics of rows, some of them greedy; this function may be compiled."""
     return partials.sampled_statistics(temperature == 0)
 
 
@@ -105,20 +92,10 @@ def soft_embedding(
     partials: SoftmaxPartials,
     budget: int,
 ) -> torch.Tensor:
-    """This rank's share of ``softmax(logits / temperature) @ embedding``.
+    """This rank's share of ``softmax(logits / temperature) @ embedding``, float32.
 
-    Rows at temperature 0 are the embedding of their token.
-
-    Args:
-        hidden: ``[rows, hidden]``.
-        head: the head, with `weight`, `soft_cap` and `embedding`.
-        temperature: float32 ``[rows]``.
-        partials: the results of the first pass over all ranks (`SoftmaxPartials.merge_ranks`), with
-            no id forbidden.
-        budget: bytes that the workspace may take, see `fused_statistics`.
-
-    Returns:
-        Float32 ``[rows, hidden]``; 0 if no id of this rank has any weight.
+    Rows at temperature 0 are the embedding of their token. `partials` are the results of the first
+    pass over all ranks, with no id forbidden; the other arguments are those of `fused_statistics`.
 
     Raises:
         ValueError: the embedding's rows are not contiguous, or as `head_statistics`.
@@ -153,10 +130,7 @@ def soft_embedding(
 def _workspace(
     rows: int, embedding: torch.Tensor, tile: SumTile, budget: int, multiple: int
 ) -> tuple[int, int]:
-    """The number of parts, and of the ids of a range, which is a multiple of `multiple`.
-
-    A range has as many ids as the budget allows in addition to the parts' sums.
-    """
+    """The number of parts, and of the ids of a range, which is a multiple of `multiple`."""
     count, width = embedding.shape
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(width, tile.width)
     at_once = tile.resident * multiprocessors(embedding.device)

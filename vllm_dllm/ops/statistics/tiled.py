@@ -1,29 +1,32 @@
 """The statistics of `sampled`, and the soft embedding, computed over tiles of the vocabulary.
 
-One pass computes one tile at a time. It keeps running maxima, a running sum of exponentials and a
-running sum of embeddings, which are rescaled whenever the maximum grows (online softmax; Milakov
-and Gimelshein, 2018). Peak memory is that of one tile, whatever the size of the vocabulary. If the
-head is spread over ranks, each rank passes over its own ids, and ranks exchange only results.
+One pass keeps running maxima, a running sum of exponentials and a running sum of embeddings, which
+are rescaled whenever the maximum grows (online softmax; Milakov and Gimelshein, 2018). Peak memory
+is that of one tile. If the head is spread over ranks, each rank passes over its own ids, and ranks
+exchange only results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 
 from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.ops.statistics.groups import FAR, GROUP, group_starts, grouped, take_group
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.rows import (
+    FAR,
+    GROUP,
+    SampledStatistics,
+    group_starts,
+    grouped,
+    take_group,
+)
 from vllm_dllm.ops.statistics.sampled import draw_in_group, group_noise
 
 # Statistics [rows], and the soft embedding [rows, hidden], if there is one.
 Result = tuple[SampledStatistics, torch.Tensor | None]
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many float32 tensors of a tile's size are alive together in one pass: scaled logits, their
 # distance to the maximum, weights, and a copy of the logits if the last group is incomplete.
@@ -34,8 +37,7 @@ MAX_ROWS = 2048
 def tile_shape(rows: int, vocabulary: int, budget: int) -> tuple[int, int]:
     """The tile (rows, ids) whose float32 temporaries take at most `budget` bytes.
 
-    The ids are whole groups, or the whole vocabulary. A tile has at least one group, even where
-    that exceeds the budget.
+    It has whole groups, at least one, or the whole vocabulary.
     """
     rows = max(1, min(rows, MAX_ROWS))
     groups = max(1, budget // tile_bytes(rows, GROUP))
@@ -48,16 +50,11 @@ def tile_bytes(rows: int, ids: int) -> int:
 
 
 def example_budgets(rows: int, batches: Sequence[int], head: Head, budget: int) -> list[int]:
-    """The budgets that make an example's tiles as wide as those of real batches.
+    """The budgets that make the tiles of an example as wide as those of real batches.
 
-    There is one budget for each of `batches`, even where budgets are equal, because ranks with
-    fewer ids must exchange results as often as the others.
-
-    Args:
-        rows: number of rows of the example.
-        batches: numbers of rows of real batches.
-        head: the head; a rank counts its own ids.
-        budget: bytes that the temporaries of a real batch may take.
+    `rows` and `batches` are their numbers of rows, and `budget` is that of a real batch. There is
+    one for each of `batches`, even where they are equal, because ranks with fewer ids must exchange
+    results as often as the others.
     """
     widths = [tile_shape(batch, len(head.ids), budget)[1] for batch in batches]
     return [tile_bytes(rows, width) for width in widths]
@@ -104,7 +101,7 @@ def _of_rows(
 ) -> Result:
     """The result for rows that are computed together, in tiles of ``ids`` ids."""
     if head.shard is None and ids == head.vocabulary:
-        only_tile = _compilable(_only_tile, compile)
+        only_tile = compiled(_only_tile) if compile else _only_tile
         statistics, total, weight = only_tile(head.logits(hidden, 0, ids), temperature, keys)
         if head.embedding is None:
             return statistics, None
@@ -117,14 +114,10 @@ def _of_rows(
         end = min(first + ids, head.ids.stop)
         starts = group_starts(first, end, keys.device)
         # A narrower last tile is not worth a separate graph.
-        fold = _compilable(_fold, compile and end - first == ids)
+        fold = compiled(_fold) if compile and end - first == ids else _fold
         # Assigning the weights to a name would keep them alive during the next tile.
         running.embed(fold(running, head.logits(hidden, first, end), starts), head.part(first, end))
     return running.result(head)
-
-
-def _compilable(function: Function, compile: bool) -> Function:
-    return compiled(function) if compile else function
 
 
 def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -138,37 +131,24 @@ def _fold(running: _Running, logits: torch.Tensor, starts: torch.Tensor) -> torc
 def _only_tile(
     logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
 ) -> tuple[SampledStatistics, torch.Tensor, torch.Tensor]:
-    """The statistics from a single tile of all ids; this function may be compiled.
-
-    This also returns each row's sum of weights and the weights of the ids. As for `_fold`, the soft
-    embedding is left to the caller.
-    """
+    """The statistics, sums of weights and weights of a single tile of all ids; see `_fold`."""
     running = _Running(temperature, keys)
     weight = running.add(logits, group_starts(0, logits.shape[1], keys.device))
     return running.partials().sampled_statistics(running.greedy), running.sum, weight
 
 
 class _LeadingGroup:
-    """The group with the highest score so far in each row; before the first tile there is none.
-
-    Attributes:
-        score: float32 ``[rows]``.
-        first: int64 ``[rows]``, the first id of the group.
-        group: float32 ``[rows, GROUP]``, the scaled logits of the group.
-    """
+    """The group with the highest score so far in each row; before the first tile there is none."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.score = torch.full((rows,), -torch.inf, device=device)
-        self.first = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.group = torch.full((rows, GROUP), -torch.inf, device=device)
+        self.first = torch.zeros(rows, dtype=torch.int64, device=device)  # the group's first id
+        self.group = torch.full((rows, GROUP), -torch.inf, device=device)  # its scaled logits
 
     def compete(self, scores: torch.Tensor, groups: torch.Tensor, starts: torch.Tensor) -> None:
         """Replace the current group with a tile's best group where that has a higher score.
 
-        Args:
-            scores: float32 ``[rows, groups]``.
-            groups: float32 ``[rows, groups, GROUP]``, scaled logits.
-            starts: int64 ``[groups]``, the first ids of the groups.
+        `scores` are float32 ``[rows, groups]``, the other tensors are as in `_Running.add`.
         """
         score, index = scores.max(-1)
         better = score > self.score
@@ -178,10 +158,7 @@ class _LeadingGroup:
 
 
 class _Running:
-    """The state of one pass over the vocabulary, for some rows.
-
-    `width` is that of the soft embedding, 0 for none.
-    """
+    """The state of one pass for some rows; `width` is that of the soft embedding, 0 for none."""
 
     def __init__(self, temperature: torch.Tensor, keys: torch.Tensor, width: int = 0) -> None:
         rows, device = len(keys), keys.device
@@ -197,10 +174,10 @@ class _Running:
         self.soft = torch.zeros((rows, width), device=device)
 
     def add(self, logits: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Fold in a tile of logits ``[rows, ids]``, which is overwritten.
+        """Fold in a tile of logits ``[rows, ids]``, which is overwritten; returns the ids' weights.
 
-        `starts` int64 ``[groups]`` are the first ids of the tile's groups. Returns the weights of
-        the ids, ``[rows, groups * GROUP]``.
+        `starts` int64 ``[groups]`` are the first ids of the tile's groups; there are weights for
+        whole groups.
         """
         before = self.likeliest.score
         groups = grouped(logits.div_(self.divisor))
@@ -264,11 +241,6 @@ def _add_product(
     A GPU multiplies 16-bit numbers an order of magnitude faster than float32 numbers, so there the
     weights (at most 1) are rounded to the embedding's dtype, as the model's own probabilities are.
     The products are summed in float32.
-
-    Args:
-        total: float32 ``[rows, hidden]``.
-        weight: float32 ``[rows, ids]``.
-        embedding: ``[ids, hidden]``, any floating dtype.
     """
     dtype = embedding.dtype
     if dtype == torch.float32 or total.device.type == "cpu":
@@ -288,26 +260,17 @@ def _soft_embedding(
 ) -> torch.Tensor:
     """The soft embedding of all ranks, from this rank's sums of weighted embeddings.
 
-    Args:
-        head: a head with an embedding.
-        statistics: ``[rows]``; a greedy row is the embedding of its likeliest token.
-        greedy: bool ``[rows]``.
-        soft: float32 ``[rows, hidden]``, the sum of this rank's weights times its embedding.
-        total: float32 ``[rows]``, the sum of all ranks' weights.
+    `soft` is the sum of this rank's weights times its embedding, and `total` that of all ranks'
+    weights. A greedy row is the embedding of its likeliest token.
     """
     mean = torch.where(greedy[:, None], head.embed(statistics.token), soft / total[:, None])
     return mean if head.shard is None else head.shard.sum(mean)
 
 
 def average(head: Head, distribution: torch.Tensor) -> torch.Tensor:
-    """``distribution @ embedding`` over the ids of all ranks.
+    """``distribution @ embedding`` over the ids of all ranks, float32 ``[rows, hidden]``.
 
-    Args:
-        head: a head with an embedding.
-        distribution: float32 ``[rows, vocabulary]``.
-
-    Returns:
-        Float32 ``[rows, hidden]``.
+    The distribution is float32 ``[rows, vocabulary]``.
 
     Raises:
         ValueError: the head has no embedding.
