@@ -37,12 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     selftest = commands.add_parser(
         "selftest", help="serve three tiny models in every way that this machine has, and compare"
     )
-    asked = sys.argv[1:] if argv is None else argv
-    if "show-config" in asked[:1]:
-        return show_config.run(asked[1:])  # vLLM's own parser reads them
-    if "tune" in asked[:1]:
-        return tune.run(asked[1:])
-    if "selftest" in asked[:1]:
+    first, *rest = (sys.argv[1:] if argv is None else list(argv)) or [""]
+    if first in ("show-config", "tune"):  # vLLM's own parsers read their options
+        return (show_config if first == "show-config" else tune).run(rest)
+    if first == "selftest":
         # Imported only here, so that the other commands do not wait for torch.
         from vllm_dllm.selftest import command
 

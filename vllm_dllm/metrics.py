@@ -1,8 +1,4 @@
-"""Prometheus counters by decoding algorithm, which vLLM's own diffusion metrics do not separate.
-
-The scheduler counts, see `families.counting`; this module is for the process that has vLLM's
-Prometheus metrics.
-"""
+"""Prometheus counters by decoding algorithm; the scheduler counts, see `families.scheduling`."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase, PrometheusStatLogger
 
 from vllm_dllm.settings.server import ThresholdUnderLoad
-from vllm_dllm.vllm_seams.channels.counts import Counts, take_counts
+from vllm_dllm.vllm_seams.channels import Counts, take_counts
 
 # Name of a counter -> its description in Prometheus.
 COUNTERS: Mapping[str, str] = {
@@ -28,10 +24,9 @@ LABELS = ["model_name", "engine", "algorithm"]
 
 
 def metric_name(counter: str) -> str:
-    """The name in Prometheus, to which the Prometheus client adds ``_total``.
+    """The name in Prometheus, whose client adds ``_total``.
 
-    It must not contain the name of one of vLLM's counters, because ``vllm bench serve`` adds up all
-    counters with ``num_denoising_steps`` or ``num_committed_tokens`` in their names.
+    ``vllm bench serve`` adds up all counters with ``num_denoising_steps`` in their names.
     """
     return f"vllm:diffusion_{counter}_by_algorithm"
 
@@ -39,8 +34,7 @@ def metric_name(counter: str) -> str:
 class AlgorithmCounters(AggregateStatLoggerBase):
     """Counters with vLLM's labels and the algorithm's name.
 
-    The counters of every algorithm that requests may choose exist from the start, at 0, so that a
-    rate includes the first requests.
+    They exist from the start, at 0, so that a rate includes the first requests.
     """
 
     def __init__(
@@ -49,17 +43,7 @@ class AlgorithmCounters(AggregateStatLoggerBase):
         algorithms: Iterable[str],
         load: ThresholdUnderLoad | None,
     ) -> None:
-        """Register the counters, which vLLM's ``unregister_vllm_metrics`` removes like its own.
-
-        Args:
-            vllms: vLLM's logger, which has the class of counters (Ray has its own) and the values
-                of vLLM's labels by the index of an engine.
-            algorithms: the names of the registered algorithms.
-            load: the server's setting.
-
-        Raises:
-            ValueError: the counters are registered already.
-        """
+        """Register the counters with the classes and labels of vLLM's logger (Ray has its own)."""
         self._engines = vllms.per_engine_labelvalues
         self._counters = {
             counter: vllms._counter_cls(
@@ -104,9 +88,6 @@ class AlgorithmCounters(AggregateStatLoggerBase):
 def add_counters(
     loggers: list[Any], algorithms: Iterable[str], load: ThresholdUnderLoad | None
 ) -> None:
-    """Put `AlgorithmCounters` in front of vLLM's loggers of statistics.
-
-    One of these is vLLM's logger for Prometheus, or a subclass of it that vLLM was given (Ray's).
-    """
+    """Put `AlgorithmCounters` in front of vLLM's loggers, one of which is that for Prometheus."""
     *_, vllms = (each for each in loggers if isinstance(each, PrometheusStatLogger))
     loggers.insert(0, AlgorithmCounters(vllms, algorithms, load))

@@ -12,8 +12,7 @@ _registered = False
 def register() -> None:
     """Register this package's models with vLLM. This is idempotent and never raises.
 
-    An unsupported version of vLLM is left untouched: a single warning is logged, and vLLM refuses
-    this package's models as unknown architectures. Other models are not affected.
+    An unsupported version of vLLM is left untouched but for a warning.
     """
     global _registered
     if _registered:

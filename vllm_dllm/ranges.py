@@ -1,8 +1,4 @@
-"""Numbers that users may set: their ranges, their defaults, and the errors that name them.
-
-A decoding algorithm declares its settings as a frozen dataclass of `setting` fields, so that
-`settings` can check and explain the settings of any algorithm.
-"""
+"""Numbers that users may set: their ranges, their defaults, and the errors that name them."""
 
 from __future__ import annotations
 
@@ -26,8 +22,7 @@ class SettingsError(ValueError):
     """A setting has an unknown name or a value outside its range; the message names it."""
 
 
-# How much of a user's text an error message quotes: longer than any name, but the text itself may
-# be as long as a request.
+# How much of a user's text an error message quotes: longer than any name.
 MOST_CHARACTERS = 100
 
 
@@ -90,8 +85,7 @@ class Range:
         above: `least` itself is excluded.
         whole: whole numbers only, that fit an int32.
         blocks: for a number of steps that a canvas' positions do not bound: a request may ask for
-            this many times the canvas' length, or for more where the server allows it
-            (`DllmSettings.request_step_limit`). None for all other settings.
+            this many times the canvas' length, see `DllmSettings.request_step_limit`.
         help: what the setting does, in one line.
     """
 
@@ -123,7 +117,7 @@ class Range:
 def setting(default: float, help: str, **limits: Any) -> Any:
     """A dataclass field with a range; `limits` are `Range`'s arguments.
 
-    Whole numbers are taken for steps, and limited to `MAX_STEPS`, unless `most` is given.
+    Whole numbers are limited to `MAX_STEPS`, unless `most` is given.
     """
     if limits.get("whole"):
         limits.setdefault("most", MAX_STEPS)
@@ -132,11 +126,7 @@ def setting(default: float, help: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """Base of an algorithm's settings: numbers only, one per request, each in its range.
-
-    Raises:
-        SettingsError: a value is out of range; names the field.
-    """
+    """Base of an algorithm's settings, a frozen dataclass of `setting` fields; checks ranges."""
 
     def __post_init__(self) -> None:
         for name, allowed in self.ranges().items():

@@ -1,8 +1,7 @@
 """Quantized checkpoints: what vLLM's layers load for each matrix, and what of a file is refused.
 
 A linear layer without memory is built for each matrix, so that its tensors are those that vLLM will
-read, by name, shape and dtype, whatever the method. This module is loaded for a checkpoint that is
-quantized, or that has a tensor which an unquantized one does not have.
+read, by name, shape and dtype, whatever the method.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.utils.config_utils import is_equal_or_regex_match
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from vllm_dllm.checkpoints.authors_tensors import one_by_one
-from vllm_dllm.checkpoints.stored import FLOATS, Shapes, Stored
+from vllm_dllm.checkpoints.stored import FLOATS, Shapes, Stored, one_by_one
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 COMPRESSED = "compressed-tensors"
-# Tensors that tools leave in a checkpoint but no layer reads: observed ranges, and tables that are
-# computed again.
+# Tensors that no layer reads: observed ranges, and tables that are computed again.
 WITHOUT_EFFECT = re.compile(
     r"[._](input|output)_(min|max)$|_quantizer\._amax$|\.rotary_emb\.inv_freq$"
 )
@@ -56,13 +54,9 @@ def quantized_tensors(
     is_linear: Callable[[str], bool],
     vllm_name: Callable[[str], str] = lambda name: name,
 ) -> dict[str, Stored]:
-    """Every tensor of a quantized checkpoint, by name; experts are quantized one by one.
+    """Every tensor of a quantized checkpoint, given those of one that is not.
 
-    Args:
-        plain: the tensors of an unquantized checkpoint.
-        quant_config: the checkpoint's quantization.
-        is_linear: see `VerifiedWeights`.
-        vllm_name: see `VerifiedWeights`.
+    Experts are quantized one by one. See `VerifiedWeights` for the functions.
     """
 
     @functools.cache
@@ -108,12 +102,15 @@ def _parts_of(
         # Experts have kernels of their own, which take other widths than those of linear layers.
         layer, known = _layer((1024, 1024), quant_config, module), False
     group = _group_of(quant_config, module)
+    # ModelOpt's method for weights alone drops the scale of its inputs, which older files have.
+    spec = getattr(layer.quant_method, "spec", None)
+    unread = {*UNREAD, "input_scale"} if spec and spec.activation is None else UNREAD
     return {
         name: Stored(
             tuple(parameter.shape) if known else None, _dtypes(name, parameter.dtype), group
         )
         for name, parameter in layer.named_parameters()
-        if name not in UNREAD and (name != "input_scale" or not _is_weight_only(layer.quant_method))
+        if name not in unread
     }
 
 
@@ -139,12 +136,6 @@ def _dtypes(name: str, loaded: torch.dtype) -> frozenset[torch.dtype]:
     if name in NUMBERS:
         return frozenset({torch.int8, torch.int32, torch.int64})
     return FLOATS if loaded in FLOATS else frozenset({loaded})
-
-
-def _is_weight_only(method: Any) -> bool:
-    """Whether ModelOpt's method drops the scale of its inputs, which older files have."""
-    spec = getattr(method, "spec", None)
-    return spec is not None and spec.activation is None
 
 
 def _group_of(quant_config: Any, module: str) -> str:
@@ -178,7 +169,7 @@ def choose_as_written(
 
     Args:
         quant_config: changed in place.
-        spellings: for vLLM's name of each layer (projections not fused) its names in checkpoints.
+        spellings: see `VerifiedWeights.spellings`.
 
     Raises:
         ValueError: layers that vLLM fuses have different schemes.
@@ -194,9 +185,9 @@ def _choose_targets(config: Any, spellings: Mapping[str, Iterable[str]]) -> None
     in_order = sorted(targets, key=lambda target: (target.startswith("re:"), target))
 
     def scheme(names: Sequence[str]) -> dict[str, Any] | None:
-        if any(_matches(entry, name) for entry in ignored for name in names):
+        if any(is_equal_or_regex_match(name, entry) for entry in ignored for name in names):
             return None
-        found = (e for e in in_order if any(_matches(e, name) for name in names))
+        found = (e for e in in_order if any(is_equal_or_regex_match(name, e) for name in names))
         target = next(found, None)
         return scheme_of(config, names[0]) if target is None else targets[target]
 
@@ -230,12 +221,6 @@ def _layer_of(name: str, packed: Mapping[str, Sequence[str]]) -> str:
         return f"{before}.experts"
     prefix, _, last = name.rpartition(".")
     return f"{prefix}.{next((whole for whole, parts in packed.items() if last in parts), last)}"
-
-
-def _matches(entry: str, name: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry[3:], name) is not None
-    return entry == name
 
 
 def _choose_listed(
@@ -297,8 +282,7 @@ def refuse_left_out(
 ) -> None:
     """Raise a ValueError for a matrix that was not quantized although its layer should be.
 
-    For example, tools skip experts that are stored together in one tensor. The head is the other
-    way round: it is read as it is, whatever group covers it.
+    For example, tools skip experts that are stored in one tensor. A quantized head is refused.
     """
     head, _, part = known.partition(".")
     is_head = head == "lm_head" or (head.endswith("_head") and f"{head}.weight" in expected)
@@ -331,13 +315,7 @@ def check_unexpected(
 ) -> None:
     """Raise a ValueError for a tensor that is not `expected`, unless no layer would need it.
 
-    Args:
-        name: the tensor's name in the file.
-        known: the name from `VerifiedWeights.one_name`.
-        tensor: the tensor.
-        expected: all tensors that the checkpoint must have, by name.
-        missing: those that have not come yet.
-        architecture: the model's name.
+    `known` is its name from `VerifiedWeights.one_name`, and `missing` what has not come yet.
     """
     module, _, part = known.rpartition(".")
     if part in UNREAD:

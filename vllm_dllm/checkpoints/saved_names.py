@@ -1,8 +1,4 @@
-"""Names of tensors as fine-tuning leaves them in a file, and what a resized vocabulary must state.
-
-Libraries wrap a model, and some save it with the wrapper's part of each name. An adapter that was
-merged in place leaves ``base_layer``.
-"""
+"""Names of tensors as fine-tuning leaves them in a file, and a resized vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-# Put into names by PEFT, torch.compile, DistributedDataParallel and FSDP.
+# Put into names by PEFT (which leaves ``base_layer`` where an adapter was merged in place),
+# torch.compile, DistributedDataParallel and FSDP.
 _WRAPPERS = re.compile(
     r"(?<![^.])(base_model\.model|base_layer|_orig_mod|module|_fsdp_wrapped_module)\."
 )
@@ -19,11 +16,7 @@ _VOCABULARY = ("lm_head.weight", "embed_tokens.weight", "word_embeddings.weight"
 
 
 def unwrapped(name: str, is_expected: Callable[[str], bool]) -> str:
-    """The name of a tensor in the model itself; `name` if there is no such tensor.
-
-    Args:
-        name: its name in the file.
-        is_expected: whether the model has a tensor of a name.
+    """The name in the model itself of a tensor in a file; `name` if there is no such tensor.
 
     Raises:
         ValueError: the tensor is an adapter's.

@@ -28,9 +28,6 @@ def tiled_head(
         vocabulary: number of ids of all ranks together.
         embedding: ``[ids or more, hidden]``, this rank's rows for soft embeddings, or None.
         soft_cap: logits become ``cap * tanh(logit / cap)``, in float32; None for none.
-
-    Raises:
-        ValueError: the head is quantized, so its weight is not a plain matrix.
     """
     if not is_plain(lm_head):
         raise ValueError(

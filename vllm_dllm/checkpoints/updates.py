@@ -29,11 +29,7 @@ _KNOWN_EXPERTS = (
 
 
 def load_reload(model: Any, weights: Weights) -> set[str]:
-    """Load weights that come between the start and the end of one of vLLM's reloads.
-
-    Args:
-        model: has `VerifiedWeights` among its bases.
-        weights: any part of the checkpoint's tensors.
+    """Load any part of a checkpoint between the start and the end of one of vLLM's reloads.
 
     Raises:
         ValueError: a tensor is wrong, or no update is possible.
@@ -48,13 +44,9 @@ def load_reload(model: Any, weights: Weights) -> set[str]:
 
 
 def load_bucket(model: Any, weights: Weights) -> set[str]:
-    """Load weights as the worker extensions of trainers send them, without vLLM's reload.
+    """Load any part of a checkpoint as worker extensions of trainers send it, without a reload.
 
     All tensors are verified before the first is written, and packed layers are packed again.
-
-    Args:
-        model: has `VerifiedWeights` among its bases.
-        weights: any part of the checkpoint's tensors.
 
     Raises:
         ValueError: a tensor is wrong, its layer's layout is not known, or no update is possible.
@@ -64,18 +56,14 @@ def load_bucket(model: Any, weights: Weights) -> set[str]:
     for name, _ in bucket:
         _refuse_unknown_layout(model, name)
     bucket = list(model.verified_weights(bucket, whole=False))
-    with set_current_vllm_config(model.vllm_config), _unpacked(model):
+    plain: AbstractContextManager[None] = nullcontext()
+    if current_platform.is_cpu():  # only its kernels pack layers
+        from vllm_cpu_v2.packed_layers import unpacked
+
+        plain = unpacked(model)
+    with set_current_vllm_config(model.vllm_config), plain:
         loaded: set[str] = model.load_verified(bucket)
     return loaded
-
-
-def _unpacked(model: Any) -> AbstractContextManager[None]:
-    """A context in which loaders write plain tensors; only a CPU's kernels pack them."""
-    if not current_platform.is_cpu():
-        return nullcontext()
-    from vllm_cpu_v2.packed_layers import unpacked
-
-    return unpacked(model)
 
 
 def _refuse_unknown_layout(model: Any, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,15 +53,14 @@ class VerifiedWeights:
             config = vllm_config.model_config.hf_config
             layers = self.spellings(config) if self.released_as else {}
             choose_as_written(vllm_config.quant_config, layers)
-        build: Any = super().__init__
+        init: Any = super().__init__  # vLLM's class
+        build = functools.partial(init, vllm_config=vllm_config, prefix=prefix)
         if vllm_config.lora_config is None:
-            build(vllm_config=vllm_config, prefix=prefix)
+            build()
         else:
-            from vllm_dllm.checkpoints.adapters import choose_layers, experts_without_adapters
+            from vllm_dllm.checkpoints.adapters import build_for_adapters
 
-            with experts_without_adapters(vllm_config):
-                build(vllm_config=vllm_config, prefix=prefix)
-            choose_layers(self, vllm_config)
+            build_for_adapters(self, build, vllm_config)
         self.vllm_config = vllm_config
         if vllm_config.quant_config is not None:
             from vllm_dllm.checkpoints.quantized import keep_plain_head
@@ -97,7 +97,8 @@ class VerifiedWeights:
     def spellings(cls, config: Any) -> Mapping[str, Iterable[str]]:
         """For vLLM's name of each layer that can be quantized, its names in checkpoints."""
         names = filter(cls.is_linear, cls.tensor_shapes(config))
-        return {module: [module] for module in (name.removesuffix(".weight") for name in names)}
+        modules = (name.removesuffix(".weight") for name in names)
+        return {cls.vllm_name(module): [module] for module in modules}
 
     def process_weights_after_loading(self) -> None:
         """Called by vLLM once, after it has packed the first weights."""
@@ -109,15 +110,7 @@ class VerifiedWeights:
             share_tied_matrices(cast(torch.nn.Module, self))
 
     def verified_weights(self, weights: Weights, whole: bool) -> Weights:
-        """Pass the tensors on, checked.
-
-        Args:
-            weights: the names in a checkpoint's files, and the tensors.
-            whole: whether every tensor of the checkpoint must be present.
-
-        Raises:
-            ValueError: names the first wrong tensor.
-        """
+        """Pass the tensors on, checked; see `verified`."""
         if not self.released_as:
             return weights
         quant_config, scales = self.vllm_config.quant_config, None
@@ -134,9 +127,6 @@ class VerifiedWeights:
 
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint, or later an update, which may be partial; see `checkpoints.updates`.
-
-        A trainer sends new weights to a running engine in as many parts as it likes, so only the
-        checkpoint that an engine starts with can be required to be complete.
 
         Raises:
             ValueError: a tensor is wrong, or missing at the start; the message names it.
@@ -166,18 +156,15 @@ def verified(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Pass `weights` on, and raise unless they are the `expected` tensors.
 
-    Names that a wrapper has changed are passed on as the model has them, see `saved_names`. All
-    checks are in one loop, because each tensor is read once.
+    All checks are in one loop, because each tensor is read once.
 
     Args:
-        weights: the tensors of a checkpoint by their names in its files.
+        weights: the tensors of a checkpoint by their names in its files, see also `saved_names`.
         expected: all tensors that the checkpoint must have, by name.
         architecture: the model's name for error messages.
-        one_name: maps a tensor's name in the file to its name in `expected`, for tensors that may
-            have several names; None drops a tensor that is not read.
+        one_name: see `VerifiedWeights.one_name`; these are the names of `expected`.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
-        whole: whether all expected tensors must come. False for an update of weights, which a
-            trainer sends in parts.
+        whole: whether all expected tensors must come.
 
     Raises:
         ValueError: a tensor does not belong to the architecture, has another shape or dtype, or

@@ -27,17 +27,17 @@ class Family(ABC):
             of this package leave it out, see `registry.model_class`.
         corruption: what fills fresh canvases: masks or uniform noise.
         algorithm: the decoding algorithm that the model's authors use, with its preset if any.
-        aligned: canvases begin at absolute multiples of L; otherwise the first one begins after the
-            prompt.
-        commits_in_place: a denoise pass over a final canvas counts as a commit, because the model
-            reads both with the same mask and the same input.
+        aligned: the mask is block-causal: canvases begin at absolute multiples of L, and a denoise
+            pass over a final canvas counts as a commit, because the model reads both with the same
+            mask and input. Otherwise the first canvas begins after the prompt, and a commit is
+            causal.
         shifted: position i is read at row i - 1, as causal models are. A canvas then begins with a
             decided token: a prompt token, or the likeliest one after the last row of the commit
-            before. Needs masks, `aligned` and `commits_in_place`.
+            before. Needs masks and `aligned`.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
             default of ``max_num_seqs`` is lower.
-        verifies: its commit is causal, and row i of it predicts the token at position i + 1, so
-            that an algorithm may verify a canvas with it.
+        verifies: row i of a causal commit predicts the token at position i + 1, so that an
+            algorithm may verify a canvas with it.
         several_blocks: a canvas may hold several blocks, see `decoding.blocks`. Needs masks,
             `aligned`, and rows that depend on each other by attention alone.
         one_stage: why the model cannot have pipeline stages; "" if it can.
@@ -49,7 +49,6 @@ class Family(ABC):
     corruption: ClassVar[Corruption]
     algorithm: ClassVar[str]
     aligned: ClassVar[bool]
-    commits_in_place: ClassVar[bool]
     shifted: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
@@ -60,56 +59,53 @@ class Family(ABC):
     def complete(self, model_config: ModelConfig) -> None:
         """Add to a checkpoint's configuration what its ``config.json`` leaves out.
 
-        vLLM calls this when it has read the checkpoint's configuration, before it asks whether
-        that has ``canvas_length`` and so is a diffusion model.
-
-        Raises:
-            ValueError: the checkpoint cannot be served.
+        vLLM calls this before it asks whether the configuration has ``canvas_length`` and so is of
+        a diffusion model. Raises ValueError if the checkpoint cannot be served.
         """
         return
 
     @abstractmethod
     def configure(self, vllm_config: VllmConfig) -> None:
-        """Complete vLLM's configuration for the model, and refuse options that cannot work.
+        """Complete vLLM's configuration for the model; ends with `served.configure_engine`.
 
-        vLLM calls this once for each engine configuration, before anything is allocated. Sets
-        ``model_config.dllm``.
+        vLLM calls this once for each engine configuration, before anything is allocated. For masked
+        models it also sets ``hf_config.mask_token_id``.
 
         Raises:
             ValueError: an option cannot work; the message names it and the remedy.
         """
 
-    @abstractmethod
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """The decoding settings in the generation config, by name; other fields are ignored.
-
-        Args:
-            generation_config: ``generation_config.json`` with ``--override-generation-config``.
 
         Raises:
             SettingsError: a field is missing or out of range.
         """
-
-    def mask_token(self, vllm_config: VllmConfig) -> int | None:
-        """The token that fills fresh canvases; None for uniform noise."""
-        return None
+        return generation_config
 
     def edit_tokens(self, vllm_config: VllmConfig) -> EditTokens | None:
         """The ids with which the model changes the layout of a canvas; None if it has none."""
         return None
 
-    @abstractmethod
     def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """The rule that says which keys a query sees.
+        """The rule that says which keys a query sees, for our own backend or for vLLM's."""
+        if self.aligned:
+            from vllm_dllm.families.block_causal import attention as block_causal
 
-        With `own_backend` it is expressed for this package's attention backend, otherwise for
-        vLLM's backends.
-        """
+            if own_backend:
+                return block_causal.block_causal_rules(slots)
+            blocks = served.window_length // served.length
+            return block_causal.BlockCausal(served.length, slots.device, len(slots.phase), blocks)
+        from vllm_dllm.families.anchored import attention as anchored
+
+        if own_backend:
+            return anchored.causal_unless_denoised_rules(slots, served.settings.window)
+        return anchored.CausalUnlessDenoised(slots)
 
     def embeddings(self, state: Any) -> Any:
         """The input embeddings of vLLM's model state; None for a model that reads token ids."""
         return None
 
     @abstractmethod
-    def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
-        """The scheduler's class."""
+    def scheduler(self) -> type[DiffusionScheduler]:
+        """The scheduler's class, to which vLLM's asynchronous one is added if need be."""

@@ -3,21 +3,17 @@
 Silently ignoring a field may change a model's answers.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PretrainedConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
 from vllm_dllm.ranges import SettingsError, listed, shown
-from vllm_dllm.settings.server import LENGTH, LENGTHS
-
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH, LENGTH, LENGTHS
 
 logger = init_logger("vllm.dllm")
 
@@ -33,6 +29,35 @@ _HOUSEKEEPING = (
     | {"use_bfloat16", "tf_legacy_loss", "finetuning_task", "task_specific_params"}
     | {"output_attentions", "sep_token_id", "bad_words_ids", "unsloth_version", "name_or_path"}
 )
+
+
+# `strict`, which subclasses have, needs annotations that are evaluated.
+@dataclass
+class MaskedFields:
+    """The fields that a masked model has beside those of its backbone's configuration class.
+
+    Comes before that class among the bases. It is not registered itself under a second
+    ``model_type``, because that would change its name in the whole process.
+
+    Attributes:
+        canvas_length: the block length, under the name by which vLLM recognises a diffusion model.
+        usual_length: the block length of files that state none.
+    """
+
+    usual_length: ClassVar[int] = DEFAULT_BLOCK_LENGTH
+
+    mask_token_id: int | None = None
+    block_length: int | None = None
+    block_size: int | None = None
+    bd_size: int | None = None
+    canvas_length: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # Files name the attention used in training here, and transformers would select it.
+        kwargs.pop("attn_implementation", None)
+        stated = self.canvas_length or self.block_length or self.block_size or self.bd_size
+        self.canvas_length = stated or self.usual_length
+        super().__post_init__(**kwargs)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -53,10 +78,10 @@ class Fields:
     def ignored(
         self, stated: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str = ""
     ) -> list[str]:
-        """The unknown fields, in the file's order.
+        """The unknown fields of an object in ``config.json``, in the file's order.
 
         Args:
-            stated: the object in ``config.json`` with ``--hf-overrides``.
+            stated: the object, with ``--hf-overrides``.
             overrides: the whole value of ``--hf-overrides``.
             prefix: the fields that contain the object (``text_config.``).
 
@@ -98,12 +123,7 @@ def merged(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def source_of(name: str, overrides: Mapping[str, Any]) -> str:
-    """The source of a field: ``config.json`` or ``--hf-overrides``.
-
-    Args:
-        name: the field, with any fields that contain it (``text_config.x``).
-        overrides: the value of ``--hf-overrides``.
-    """
+    """``config.json`` or ``--hf-overrides``, for a field such as ``text_config.x``."""
     found: Any = overrides
     for part in name.split("."):
         if not isinstance(found, Mapping) or part not in found:
@@ -113,14 +133,10 @@ def source_of(name: str, overrides: Mapping[str, Any]) -> str:
 
 
 def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
-    """L as given by ``--diffusion-config``, or else by the checkpoint under any of its names.
-
-    Args:
-        vllm_config: vLLM's configuration.
-        usual: the length of a checkpoint that states none; None if there is no such length.
+    """L as given by ``--diffusion-config``, else by the checkpoint under any name, else `usual`.
 
     Raises:
-        SettingsError: the checkpoint states no length, two lengths, or one out of range.
+        SettingsError: there is none, or the checkpoint states two, or one out of range.
     """
     diffusion, model = vllm_config.diffusion_config, vllm_config.model_config
     if diffusion is not None and diffusion.canvas_length:
@@ -148,27 +164,23 @@ def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
     return usual
 
 
-def warn_of_ignored_fields(model_config: ModelConfig, ignored: Collection[str]) -> None:
-    """Warn about each name that would otherwise be ignored silently.
-
-    Args:
-        model_config: vLLM's configuration of the model.
-        ignored: fields of ``config.json`` with ``--hf-overrides``, see `Fields.ignored`.
-    """
+def check_fields(
+    model_config: ModelConfig,
+    ignored: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]],
+) -> None:
+    """Warn about each field that is ignored; `ignored` is as `Fields.ignored`, and may raise."""
     overrides = hf_overrides(model_config)
-    given = [name for name in ignored if source_of(name, overrides) == "--hf-overrides"]
-    stated = [name for name in ignored if name not in given]
+    names = ignored(stated_fields(model_config), overrides)
+    given = [name for name in names if source_of(name, overrides) == "--hf-overrides"]
+    stated = [name for name in names if name not in given]
     if stated:
+        are, them = ("is", "it") if len(stated) == 1 else ("are", "them")
         logger.warning(
-            "dllm: config.json of %s: %s %s ignored; if the model needs %s, its answers are wrong",
-            model_config.model,
-            listed(stated),
-            *(("is", "it") if len(stated) == 1 else ("are", "them")),
+            f"dllm: config.json of {model_config.model}: {listed(stated)} {are} ignored; if the "
+            f"model needs {them}, its answers are wrong"
         )
     if given:
         logger.warning(
-            "dllm: --hf-overrides: %s %s no effect; remove it (settings of decoding belong in "
-            "--additional-config)",
-            listed(given),
-            "has" if len(given) == 1 else "have",
+            f"dllm: --hf-overrides: {listed(given)} {'has' if len(given) == 1 else 'have'} no "
+            "effect; remove it (settings of decoding belong in --additional-config)"
         )

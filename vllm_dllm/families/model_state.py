@@ -38,7 +38,7 @@ class FamilyModelState(DiffusionModelState):
             sync=served.settings.execution == "sync",
             early=served.settings.eos_early_stop is not False,
             skip_last_commit=served.settings.skip_last_commit,
-            in_place=family.commits_in_place,
+            in_place=family.aligned,
             fused=served.commits != SEPARATE,
             granted=served.commits == GRANTED,
         )

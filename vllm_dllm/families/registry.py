@@ -19,31 +19,29 @@ logger = logging.getLogger("vllm.dllm")
 
 ENTRY_POINTS = "vllm_dllm.families"
 GEMMA = "DiffusionGemmaForBlockDiffusion"
-# The folder of each built-in family beside this file, and its class in `family.py` there, which is
-# imported when it is asked for. The model's class, in `model.py`, is called like the architecture.
+_SHARED = "transformers_models"
+# For each architecture, the module of its family in this folder, the family's class there, and the
+# module of the model's class, which is called like the architecture.
 OURS = {
-    "LLaDA2MoeModelLM": ("llada2", "LLaDA2"),
-    "LLaDA22MoeModelLM": ("llada2_2", "LLaDA22"),
-    GEMMA: ("diffusion_gemma", "DiffusionGemma"),
-    "SDARForCausalLM": ("sdar", "SDAR"),
-    "SDARMoeForCausalLM": ("sdar", "SDARMoe"),
-    "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
-    "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder"),
-    "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion"),
-    "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder"),
-    "Fast_dLLM_QwenForCausalLM": ("fast_dllm", "FastDLLM"),
+    "LLaDA2MoeModelLM": ("llada2.family", "LLaDA2", "llada2.model"),
+    "LLaDA22MoeModelLM": ("llada2_2.family", "LLaDA22", "llada2_2.model"),
+    GEMMA: ("diffusion_gemma.family", "DiffusionGemma", "diffusion_gemma.model"),
+    "SDARForCausalLM": ("sdar", "SDAR", _SHARED),
+    "SDARMoeForCausalLM": ("sdar", "SDARMoe", _SHARED),
+    "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder", _SHARED),
+    "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder", _SHARED),
+    "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion", _SHARED),
+    "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder", _SHARED),
+    "Fast_dLLM_QwenForCausalLM": ("fast_dllm", "FastDLLM", _SHARED),
 }
-# The configuration classes that transformers lacks, in `hf_config.py`, by ``model_type``.
+# The configuration classes that transformers lacks, by ``model_type``.
 CONFIGS = {
-    "llada2_moe": ("llada2", "LLaDA2MoeConfig"),
+    "llada2_moe": ("llada2.family", "LLaDA2MoeConfig"),
     "sdar": ("sdar", "SDARConfig"),
     "sdar_moe": ("sdar", "SDARMoeConfig"),
     "nemotron_labs_diffusion": ("nemotron_labs_diffusion", "NemotronLabsDiffusionConfig"),
     "ministral_dlm": ("nemotron_labs_diffusion", "MinistralDLMConfig"),
-    "nemotron_labs_diffusion_vlm": (
-        "nemotron_labs_diffusion",
-        "NemotronLabsDiffusionVLMConfig",
-    ),
+    "nemotron_labs_diffusion_vlm": ("nemotron_labs_diffusion", "NemotronLabsDiffusionVLMConfig"),
     "Fast_dLLM_Qwen": ("fast_dllm", "FastDLLMConfig"),
 }
 
@@ -53,8 +51,8 @@ def family(architecture: str) -> Family:
     """The family of an architecture, which is imported now if it is one of `OURS`."""
     if architecture not in OURS:
         return installed()[architecture]
-    folder, name = OURS[architecture]
-    found: Family = getattr(importlib.import_module(f"vllm_dllm.families.{folder}.family"), name)()
+    module, name, _ = OURS[architecture]
+    found: Family = getattr(importlib.import_module(f"vllm_dllm.families.{module}"), name)()
     return found
 
 
@@ -74,7 +72,7 @@ def installed() -> Mapping[str, Family]:
             architecture = one.architecture
         except Exception as error:
             logger.warning(
-                "dllm: the family %r (%s) cannot be loaded: %r", point.name, point.value, error
+                f"dllm: the family {point.name!r} ({point.value}) cannot be loaded: {error!r}"
             )
             continue
         if architecture in OURS or architecture in found:
@@ -88,7 +86,7 @@ def installed() -> Mapping[str, Family]:
 def model_class(architecture: str) -> str:
     """``module:Class`` of the model, which vLLM imports when it loads one."""
     if architecture in OURS:
-        return f"vllm_dllm.families.{OURS[architecture][0]}.model:{architecture}"
+        return f"vllm_dllm.families.{OURS[architecture][2]}:{architecture}"
     return installed()[architecture].model_class
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
 
 from vllm_dllm.attention.routes import LayerShape, ModelAttention
 from vllm_dllm.attention.served_route import apply_route
@@ -16,14 +17,9 @@ from vllm_dllm.families.base import Family
 from vllm_dllm.families.config_fields import merged
 from vllm_dllm.families.scheduling import SCHEDULER
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.resolution import (
-    FOLDER,
-    OVERRIDE,
-    SAMPLER,
-    Served,
-)
+from vllm_dllm.settings.resolution import FOLDER, OVERRIDE, SAMPLER, Served
 from vllm_dllm.settings.server import STEPS, DllmSettings
-from vllm_dllm.startup.checks import check_budget, check_kernels, refuse_unsupported
+from vllm_dllm.startup.checks import check_budget, refuse_unsupported
 from vllm_dllm.startup.commit_choice import choose_commits
 
 if TYPE_CHECKING:
@@ -32,12 +28,8 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.dllm")
 
 
-def configure_engine(
-    vllm_config: VllmConfig, family: Family, layers: Sequence[LayerShape]
-) -> Served:
+def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[LayerShape]) -> None:
     """Decide how a model is served, once its canvas length is known, and configure vLLM.
-
-    What no diffusion model can be served with is refused.
 
     Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
     step has, and ``model_config.dllm``.
@@ -48,8 +40,7 @@ def configure_engine(
         layers: the different shapes of the model's attention layers.
 
     Raises:
-        ValueError: an option, a setting or a field of the checkpoint is unknown or out of range, or
-            cannot work here; the message names it.
+        ValueError: an option, a setting or a field of the checkpoint cannot work; names it.
     """
     refuse_unsupported(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
@@ -70,7 +61,7 @@ def configure_engine(
         STEPS.check("--diffusion-config: max_denoising_steps", diffusion.max_denoising_steps)
     stated, elsewhere = generation_settings(vllm_config, family)
     length, model = diffusion.canvas_length, vllm_config.model_config
-    commits = choose_commits(vllm_config, settings, family.commits_in_place, length, family.shifted)
+    commits = choose_commits(vllm_config, settings, family.aligned, length, family.shifted)
     served = Served(
         corruption=family.corruption,
         own_algorithm=family.algorithm,
@@ -78,44 +69,60 @@ def configure_engine(
         checkpoint=stated,
         length=length,
         max_steps=settings.max_steps or diffusion.max_denoising_steps,
-        mask_token=family.mask_token(vllm_config),
+        mask_token=model.hf_config.mask_token_id if family.corruption == "mask" else None,
         commits=commits,
         elsewhere=elsewhere,
         excludes=family.excludes,
         verifies=family.verifies,
         edit_tokens=family.edit_tokens(vllm_config),
     )
-    if settings.blocks > 1:
-        check_blocks(family, served, model.max_model_len)
-    served.choose()
-    check_kernels(served)
+    check_settings(family, served, layers, model.max_model_len)
+    choice = served.choose()
     check_budget(vllm_config, served.window_length)
     dtype = str(model.dtype).removeprefix("torch.")
     attention = ModelAttention(family.aligned, length, tuple(layers), settings.window, dtype)
     apply_route(vllm_config, attention)
     diffusion.canvas_length = served.window_length
     if current_platform.support_static_graph_mode() and not model.enforce_eager:
-        from vllm_dllm.startup.graph_sizes import set_capture_sizes
+        from vllm_dllm.startup.default_limits import set_capture_sizes
 
         set_capture_sizes(vllm_config, served.window_length)
     scheduler.scheduler_cls = SCHEDULER
     model.dllm = served
-    return served
+    values = ", ".join(f"{name}={value:g}" for name, value in choice.settings.values().items())
+    mask = "" if served.mask_token is None else f", mask token {served.mask_token}"
+    logger.info(
+        f"dllm: {choice.algorithm.name} ({values}), blocks of {length} tokens{mask}, up to "
+        f"{choice.max_steps} steps a canvas, {scheduler.max_num_seqs} requests at a time, "
+        f"execution {settings.execution}"
+    )
 
 
-def check_blocks(family: Family, served: Served, context: int) -> None:
-    """Raise `SettingsError` unless a canvas of several blocks works with this model and context."""
-    blocks = served.settings.blocks
-    if not family.several_blocks:
+def check_settings(
+    family: Family, served: Served, layers: Sequence[LayerShape], context: int
+) -> None:
+    """Raise `SettingsError` for settings that do not work with this model, or not here."""
+    name, settings, blocks = type(family).__name__, served.settings, served.settings.blocks
+    if blocks > 1 and not family.several_blocks:
         raise SettingsError(
-            f"dllm.blocks={blocks}: {type(family).__name__} cannot decode several blocks at once; "
-            "remove it"
+            f"dllm.blocks={blocks}: {name} cannot decode several blocks at once; remove it"
         )
-    if blocks * served.length > context:
+    if blocks > 1 and blocks * served.length > context:
         raise SettingsError(
             f"dllm.blocks={blocks}: the context of {context} tokens has no room for so many blocks "
             f"of {served.length}; lower it"
         )
+    if settings.window != "symmetric" and all(layer.window is None for layer in layers):
+        raise SettingsError(
+            f"dllm.window is for sliding-window layers, and {name} has none; remove it"
+        )
+    if settings.eos_early_stop is not None and family.corruption == "uniform":
+        raise SettingsError(
+            "dllm.eos_early_stop is for canvases whose decided positions stay as they are, which "
+            f"{name}'s do not; remove it"
+        )
+    if settings.kernels == "triton" and not HAS_TRITON:
+        raise SettingsError("dllm.kernels=triton: vLLM has no Triton here; remove it")
 
 
 def generation_settings(
@@ -123,13 +130,11 @@ def generation_settings(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
 
-    As in vLLM, the checkpoint's ``generation_config.json`` is used unless ``--generation-config``
-    names a folder, and ``--override-generation-config`` overrides its fields. ``--generation-config
-    vllm`` affects only the sampling parameters of requests.
+    ``--generation-config vllm`` affects only the sampling parameters of requests.
 
     Raises:
         SettingsError: a field is missing or out of range, or has no effect as an override; or the
-            file is not a JSON object, which vLLM would ignore silently.
+            file is not a JSON object.
     """
     model = vllm_config.model_config
     override = model.override_generation_config

@@ -1,20 +1,15 @@
 """The connector that serves ``ExampleConnector`` for block-diffusion models.
 
-vLLM's own class of that name (``example_connector.py``) cannot keep the rule of
-`startup.kv_transfer`. It writes all pages of a prompt after the prompt's first chunk. It finds a
-prompt by the existence of a folder, so a page that is missing, half-written or truncated ends the
-engine. It addresses what it saves by tokens alone. The class here has the same name, storage option
-(``shared_storage_path``) and purpose, and keeps the rule:
+vLLM's own class of that name cannot keep the rule of `startup.kv_transfer`: it writes all pages of
+a prompt after the first chunk, addresses them by tokens alone, and ends the engine where a page is
+missing or truncated. The class here has the same name and option (``shared_storage_path``):
 
 - a page is saved in the step after which every token of it is computed, and only if it holds
   tokens of the prompt alone. Such a page consists of whole blocks, whose keys and values are final;
-- pages are loaded before a request's first step, like vLLM's asynchronous loads: the request joins
-  a batch once they have arrived. So a failed load is known before anything has been computed with
-  the page, and vLLM's ``kv_load_failure_policy`` decides whether the request ends with an error or
-  the page is computed.
+- a request joins a batch once its pages have been loaded. So a failed load is known before
+  anything has been computed with the page, and vLLM's ``kv_load_failure_policy`` applies.
 
-A page whose keys and values depend on more than tokens (images, a LoRA adapter) neither leaves nor
-enters; such prompts are computed as they are without a connector.
+Prompts whose keys and values depend on more than tokens (images, a LoRA adapter) are computed.
 """
 
 from __future__ import annotations
@@ -31,11 +26,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from vllm_dllm.kv_transfer.address import fingerprint, page_addresses
-from vllm_dllm.kv_transfer.page_files import (
+from vllm_dllm.kv_transfer.pages import (
     PageError,
+    fingerprint,
     is_finite,
     load_page,
+    page_addresses,
     page_of,
     save_page,
 )
@@ -50,13 +46,7 @@ logger = init_logger("vllm.dllm")
 
 @dataclass(frozen=True)
 class SavedPage:
-    """A page of the KV cache, and its file.
-
-    Attributes:
-        file: the path of the file, which need not exist yet.
-        address: see `address.page_addresses`.
-        block: the page's index in the KV cache.
-    """
+    """A page of the KV cache by its index `block`, and its file, which need not exist yet."""
 
     file: Path
     address: str
@@ -77,7 +67,7 @@ class Prompt:
 
     Attributes:
         addresses: the addresses of the whole pages of its prompt.
-        offered: the range of pages that were found in files: the first, and the one after the last.
+        offered: the pages that were found in files: the first, and the one after the last.
         saved: how many pages have been given to the worker to save.
         gave_up: whether a load has failed, so that its pages are computed from now on.
     """
@@ -103,9 +93,9 @@ class ExampleConnector(KVConnectorBase_V1):
         self.page = vllm_config.cache_config.block_size
         self.pages = kv_cache_config.num_blocks
         if role == KVConnectorRole.SCHEDULER:
-            path = Path(transfer.get_from_extra_config("shared_storage_path", "/tmp"))
             self.server = fingerprint(vllm_config)
-            self.folder = path / self.server
+            path = transfer.get_from_extra_config("shared_storage_path", "/tmp")
+            self.folder = Path(path) / self.server
             logger.info("dllm: pages of prompts are in %s", self.folder)
         self.prompts: dict[str, Prompt] = {}
         self.to_load: dict[str, list[SavedPage]] = {}
@@ -224,13 +214,14 @@ class ExampleConnector(KVConnectorBase_V1):
                     self._load(page)
                 except PageError as error:
                     logger.error(
-                        "dllm: a page of request %s is not loaded, and its file %s is removed: %s",
-                        request_id,
-                        page.file,
-                        error,
+                        f"dllm: a page of request {request_id} is not loaded, and its file "
+                        f"{page.file} is removed: {error}"
                     )
                     self.failed.update(one.block for one in pages[n:])
-                    _remove(page.file)
+                    try:
+                        page.file.unlink(missing_ok=True)  # so that the page is saved again
+                    except OSError as failure:
+                        logger.error("dllm: %s could not be removed: %s", page.file, failure)
                     break
 
     def _load(self, page: SavedPage) -> None:
@@ -274,11 +265,3 @@ class ExampleConnector(KVConnectorBase_V1):
         transfers = self._get_connector_metadata()
         assert isinstance(transfers, PageTransfers)
         return transfers
-
-
-def _remove(file: Path) -> None:
-    """Remove a damaged file, so that the page is saved again; a reader may lack the permission."""
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as error:
-        logger.error("dllm: %s could not be removed: %s", file, error)

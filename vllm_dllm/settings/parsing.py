@@ -1,16 +1,15 @@
 """Parse what users write: the settings of a server, and the options of a request.
 
-This module is imported for a server that is given settings, and for the first request with extra
-arguments. A request's options are passed on as a mapping of names without the prefix to checked
-values; those that are None are left out, because the server's value applies.
+A request's options are passed on as a mapping of names without the prefix to checked values; those
+that are None are left out, because the server's value applies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from vllm_dllm.decoding import Algorithm, Corruption
+from vllm_dllm.decoding import Corruption
 from vllm_dllm.ranges import Range, SettingsError, shown
 from vllm_dllm.settings.resolution import (
     REQUEST,
@@ -32,8 +31,7 @@ from vllm_dllm.settings.server import (
 
 # Options that have an effect only in requests with a constraint.
 CONSTRAINT_OPTIONS = ("constraint_depth", "constraint_tokens")
-# Options of models with uniform noise, see `ResolvedRequest`; `canvas_length` is the width of the
-# request's canvases, at most the served one.
+# Options of models with uniform noise; `canvas_length` is at most the served one.
 CANVAS_OPTIONS: Mapping[str, Range | type] = {
     "seed_canvas": list,
     "pinned": list,
@@ -41,8 +39,7 @@ CANVAS_OPTIONS: Mapping[str, Range | type] = {
     "read_only": bool,
     "constrained": bool,
 }
-# All options but the settings of algorithms: a number in a range, a list of whole numbers, true or
-# false, or an algorithm's name.
+# All options but the settings of algorithms.
 OPTIONS: Mapping[str, Range | type] = {
     "algorithm": str,
     "stream_prefix": bool,
@@ -58,20 +55,13 @@ def parse_settings(
 ) -> DllmSettings:
     """Parse server settings from vLLM's ``additional_config``, ``{"dllm": {...}}``.
 
-    Args:
-        additional_config: the value of vLLM's option.
-        corruption: see `Served`.
-        own_algorithm: see `Served`.
-
     Raises:
         SettingsError: a key is unknown or stands outside the section, or a value is out of range.
-            An unknown algorithm is reported before its settings, which would be refused for a less
-            helpful reason.
+            An unknown algorithm is reported before its settings.
     """
     whole = additional_config if isinstance(additional_config, Mapping) else {}
     section = whole.get(SETTINGS_KEY)
-    if section is None:
-        section = {}
+    section = {} if section is None else section
     if not isinstance(section, Mapping):
         raise SettingsError(
             f"--additional-config: 'dllm' must be an object of settings, got {shown(section)}"
@@ -87,41 +77,31 @@ def parse_settings(
 
         refuse_settings(whole, section, algorithm)
     if section.get("threshold_under_load") is not None:
-        _refuse_threshold_under_load(algorithm, parameters)
+        if "threshold" not in algorithm.config.ranges():
+            raise SettingsError(
+                f"dllm.threshold_under_load: {algorithm.name} has no setting 'threshold'; remove "
+                "it, or choose another dllm.algorithm"
+            )
+        if "threshold" in parameters:
+            raise SettingsError(
+                "dllm.threshold and dllm.threshold_under_load exclude each other; remove one of "
+                "them"
+            )
     return DllmSettings(
         **{name: section[name] for name in own},
         parameters={name: section[name] for name in parameters},
     )
 
 
-def _refuse_threshold_under_load(algorithm: Algorithm, parameters: Collection[str]) -> None:
-    """Raise `SettingsError` where a threshold cannot follow the load.
-
-    Args:
-        algorithm: the server's algorithm.
-        parameters: the names of its settings that the server sets.
-    """
-    if "threshold" not in algorithm.config.ranges():
-        raise SettingsError(
-            f"dllm.threshold_under_load: {algorithm.name} has no setting 'threshold'; remove it, "
-            "or choose another dllm.algorithm"
-        )
-    if "threshold" in parameters:
-        raise SettingsError(
-            "dllm.threshold and dllm.threshold_under_load exclude each other; remove one of them"
-        )
-
-
 def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, Any]:
     """Parse the options in a request's ``vllm_xargs`` or ``SamplingParams.extra_args``.
 
-    Keys without the prefix ``diffusion_`` are left to vLLM, unless they look like options.
-    The ranges of the algorithm's settings are checked where they are resolved.
+    Keys without the prefix ``diffusion_`` are left to vLLM, unless they look like options. The
+    ranges of the algorithm's settings are checked where they are resolved.
 
     Raises:
-        SettingsError: a key is unknown, an option lacks its prefix, or a value is out of range.
-            An algorithm that does not fit the model is reported first: such a request's options
-            belong to that algorithm, and would otherwise be refused for a less helpful reason.
+        SettingsError: a key is unknown, an option lacks its prefix, or a value is out of range. An
+            algorithm that does not fit the model is reported before its settings.
     """
     given = {
         name.removeprefix(REQUEST_PREFIX): value
@@ -166,7 +146,6 @@ def _check(name: str, value: object, allowed: Range | type) -> None:
     elif allowed is list:
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{name} must be a list of whole numbers, got {shown(value)}")
-        # It is not known here how many of them fit the served canvas.
         if len(value) > MAX_CANVAS:
             raise SettingsError(f"{name} has {len(value)} numbers, at most {MAX_CANVAS} are taken")
         for one in value:
@@ -192,10 +171,7 @@ def refuse_without_effect(
         decoding: how the request is decoded.
         masked: whether the model is a masked one.
         constrained: whether the request has a constraint.
-        own_maximum: whether the request itself sets its maximum number of output tokens.
-
-    Raises:
-        SettingsError: there is such an option; the message names it.
+        own_maximum: whether the request itself sets ``max_tokens``.
     """
     for name in CONSTRAINT_OPTIONS:
         if name in options and not constrained:

@@ -1,7 +1,7 @@
 """Resolve settings: request options override server settings, which override the checkpoint's.
 
-The process that receives a request resolves its options once (`Served.choose`). The workers find
-the result, a `ResolvedRequest`, among the extra arguments that vLLM itself reads.
+The process that receives a request does so once (`Served.choose`). The workers find the result, a
+`ResolvedRequest`, among the extra arguments that vLLM itself reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESOLVED, AUTOMATON = "diffusion_resolved", "diffusion_automaton"
 GREEDY_EPSILON = 1e-5
 
 REQUEST, SERVER, CHECKPOINT, DEFAULT = "request", "server", "checkpoint", "default"
-# The options for a generation config that replaces the checkpoint's, and for an override of either.
+# The options that replace the checkpoint's generation config, and that override its fields.
 FOLDER, OVERRIDE = "--generation-config", "--override-generation-config"
 HF_OVERRIDES = "--hf-overrides"
 # Fields of a generation config: the cap on a canvas' steps, and DiffusionGemma's sampler.
@@ -44,7 +44,7 @@ PREFIXES = {
 
 
 class StepDetails(IntFlag):
-    """The details of its steps that a request asks for; `LIVE` is what its server asks for."""
+    """The details of its steps that a request, or for `LIVE` its server, asks for."""
 
     NOTHING = 0
     STEP_MAPS = 1
@@ -59,16 +59,15 @@ TRACING_OPTIONS = {
     "trace": StepDetails.TRACE,
     "replay": StepDetails.REPLAY,
 }
+# Options that `ResolvedRequest` has as they are given, and those that are true or false.
+AS_GIVEN = ("seed_canvas", "pinned", "constraint_depth", "constraint_tokens")
+FLAGS = ("read_only", "constrained", "stream_prefix")
 
 
 def named_algorithm(
     name: str, corruption: Corruption, source: str
 ) -> tuple[Algorithm, dict[str, float]]:
-    """The algorithm whose name was given in a request or for a server, and its preset's settings.
-
-    Raises:
-        SettingsError: see `get_algorithm`; the message also names the setting.
-    """
+    """`get_algorithm` for a name from this source; its errors name the setting, too."""
     try:
         return get_algorithm(name, corruption)
     except SettingsError as error:
@@ -80,8 +79,6 @@ class ResolvedDecoding:
     """How the canvases of a request are decoded.
 
     Attributes:
-        algorithm: the decoding algorithm.
-        settings: the algorithm's settings.
         max_steps: cap on the denoise steps of a canvas.
         schedule_steps: number of steps that a temperature schedule is spread over.
         blocks: how many unfinished blocks may be open in one pass.
@@ -107,8 +104,9 @@ class ResolvedDecoding:
 class Served:
     """The decoding settings of a served model, known to the front end and to the workers.
 
+    Attributes that are not explained here are those of `Family`.
+
     Attributes:
-        corruption: what fills fresh canvases, masks or uniform noise.
         own_algorithm: the decoding algorithm that the model's authors use.
         settings: the server's settings.
         checkpoint: settings and ``max_denoising_steps`` of the generation config, by name.
@@ -119,9 +117,6 @@ class Served:
         mask_token: the token that fills a fresh canvas; None for uniform noise.
         commits: when a finished block's keys and values are written: `SEPARATE`, `GRANTED` or
             `TWO_BLOCKS`.
-        excludes: what requests to the model cannot ask for, see `Family.excludes`.
-        verifies: whether an algorithm may verify canvases, see `Family.verifies`.
-        edit_tokens: see `Family.edit_tokens`.
     """
 
     corruption: Corruption
@@ -143,7 +138,6 @@ class Served:
             STEPS.check(prefix + MAX_STEPS_FIELD, self.checkpoint[MAX_STEPS_FIELD])
 
     def _source(self, name: str) -> str:
-        """Where a setting of the generation config comes from."""
         return self.elsewhere.get(name, CHECKPOINT)
 
     @property
@@ -177,8 +171,7 @@ class Served:
         the same place override them. A family's own algorithm and preset are defaults.
 
         Raises:
-            SettingsError: the algorithm is unknown, a setting belongs to another algorithm, or a
-                value is out of range.
+            SettingsError: the algorithm does not fit the model, or a value is out of range.
         """
         asked = options or {}
         chooser = REQUEST if "algorithm" in asked else SERVER
@@ -210,10 +203,8 @@ class Served:
             given = {name: value for name, value in layer.items() if name in ranges}
             for name, value in given.items():
                 ranges[name].check(PREFIXES[source] + name, value)
-            if source == REQUEST and given:
-                from vllm_dllm.settings.step_limits import limit_steps
-
-                limit_steps(self, algorithm, given, values)
+            if source == REQUEST:
+                self._limit_steps(algorithm, given, values)
             values |= given
             sources |= dict.fromkeys(given, source)
         follows = load is not None and sources.get("threshold") == SERVER
@@ -236,6 +227,26 @@ class Served:
             # The temperature schedule ends after `base` steps.
             steps = min(steps, base)
         return ResolvedDecoding(algorithm, settings, steps, base, blocks, sources, follows)
+
+    def _limit_steps(
+        self, algorithm: Algorithm, asked: Mapping[str, float], own: Mapping[str, float]
+    ) -> None:
+        """Refuse step counts with which a request would occupy its slot for too long.
+
+        `own` has the settings that it would get otherwise, which it may always ask for.
+        """
+        for name, value in asked.items():
+            blocks = algorithm.config.ranges()[name].blocks
+            if blocks is None:
+                continue
+            default = own.get(name, algorithm.config().values()[name])
+            limit = max(self.settings.request_step_limit or blocks * self.length, int(default))
+            if value > limit:
+                raise SettingsError(
+                    f"{PREFIXES[REQUEST]}{name} must be at most {limit} on this server, whose "
+                    f"blocks have {self.length} positions (dllm.request_step_limit sets another "
+                    f"limit), got {shown(value)}"
+                )
 
     def _open_blocks(self, algorithm: Algorithm, chooser: str, asked: Mapping[str, Any]) -> int:
         """`ResolvedDecoding.blocks` of a request; raises `SettingsError`."""
@@ -273,23 +284,19 @@ def _with_sources(sentence: str, sources: Mapping[str, str]) -> str:
 class ResolvedRequest:
     """The settings with which a request is decoded.
 
-    Messages between vLLM's processes carry the fields, so all of them are plain values.
+    Messages between vLLM's processes carry the fields, so all of them are plain values. Those that
+    are not explained here are as in `ResolvedDecoding` and `DllmSettings`.
 
     Attributes:
         algorithm: the algorithm's registered name.
         settings: the algorithm's settings, by name.
-        max_steps: cap on the denoise steps of a canvas.
-        schedule_steps: number of steps that a temperature schedule is spread over.
-        blocks: as in `ResolvedDecoding`.
         seed_canvas: token ids that the first canvas starts from, or None.
         pinned: positions of the seed canvas that keep their token.
         read_only: a single canvas is the whole answer and leaves without a commit.
         constrained: only the request's ``logprob_token_ids`` may be chosen.
         stream_prefix: output the decided beginning of an unfinished canvas.
-        constraint_depth: as in `DllmSettings`.
-        constraint_tokens: as in `DllmSettings`; None if the request sets ``max_tokens``.
+        constraint_tokens: None if the request sets ``max_tokens``.
         step_details: what is wanted to know of the request's steps, a `StepDetails`.
-        follows_load: as in `ResolvedDecoding`.
     """
 
     algorithm: str
@@ -313,31 +320,23 @@ class ResolvedRequest:
     ) -> ResolvedRequest:
         """Combine how a request is decoded with its other options."""
         given = options or {}
-        details = sum(flag for name, flag in TRACING_OPTIONS.items() if given.get(name))
+        as_given = {name: given[name] for name in AS_GIVEN if name in given}
+        flags: dict[str, Any] = {name: bool(given.get(name)) for name in FLAGS}
         return cls(
             algorithm=decoding.algorithm.name,
             settings=decoding.settings.values(),
             max_steps=decoding.max_steps,
             schedule_steps=decoding.schedule_steps,
             blocks=decoding.blocks,
-            seed_canvas=given.get("seed_canvas"),
-            pinned=given.get("pinned", ()),
-            read_only=bool(given.get("read_only")),
-            constrained=bool(given.get("constrained")),
-            stream_prefix=bool(given.get("stream_prefix")),
-            constraint_depth=given.get("constraint_depth"),
-            constraint_tokens=given.get("constraint_tokens"),
-            step_details=details,
+            step_details=sum(flag for name, flag in TRACING_OPTIONS.items() if given.get(name)),
             follows_load=decoding.follows_load,
+            **as_given,
+            **flags,
         )
 
     @classmethod
     def received(cls, extra_args: Mapping[str, Any]) -> ResolvedRequest:
-        """Read it from extra arguments in a worker, where a message may have made it a mapping.
-
-        Raises:
-            KeyError: this package did not admit the request.
-        """
+        """Read it from extra arguments in a worker, where a message may have made it a mapping."""
         value = extra_args[RESOLVED]
         return value if isinstance(value, cls) else cls(**value)
 

@@ -34,9 +34,6 @@ def native_gemma() -> bool:
     """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
 
     This is an environment variable because models are registered before any option is read.
-
-    Raises:
-        SettingsError: the variable is neither 0 nor 1.
     """
     value = os.environ.get("VLLM_DLLM_NATIVE", "0")
     if value not in ("", "0", "1"):
@@ -64,10 +61,9 @@ class ThresholdUnderLoad:
         name = "dllm.threshold_under_load"
         if not isinstance(given, Mapping):
             raise SettingsError(f"{name} must be an object, got {shown(given)}")
-        for key in given:
-            if key not in UNDER_LOAD:
-                hint = nearest(key if isinstance(key, str) else "", UNDER_LOAD)
-                raise SettingsError(f"unknown key {shown(key)} of {name}; {hint}")
+        for key in given.keys() - UNDER_LOAD.keys():
+            hint = nearest(str(key), UNDER_LOAD)
+            raise SettingsError(f"unknown key {shown(key)} of {name}; {hint}")
         for key, allowed in UNDER_LOAD.items():
             allowed.check(f"{name}.{key}", given.get(key))
         return cls(*(given[key] for key in UNDER_LOAD))
@@ -85,13 +81,9 @@ Allowed = Range | tuple[str, ...] | type[bool]
 
 
 def _setting(default: Any, allowed: Allowed, of_requests: bool = False) -> Any:
-    """A field of `DllmSettings`.
+    """A field of `DllmSettings`; None is allowed if it is the default.
 
-    Args:
-        default: the value without the setting.
-        allowed: a range of numbers, some words, or true or false; None is allowed if it is the
-            default.
-        of_requests: whether requests have an option of this name, too.
+    `of_requests` says whether requests have an option of this name, too.
     """
     return field(default=default, metadata={"allowed": allowed, "of_requests": of_requests})
 
@@ -104,33 +96,27 @@ class DllmSettings:
     algorithm: str | None = None
     # The algorithm's settings that were given, by name.
     parameters: Mapping[str, float] = field(default_factory=dict)
-    # The most denoise steps that a canvas may take. The last of them decides all remaining
-    # positions. None takes the checkpoint's number (``max_denoising_steps``) or else the
-    # algorithm's.
+    # The most denoise steps of a canvas, the last of which decides all remaining positions. None
+    # takes the checkpoint's number (``max_denoising_steps``) or else the algorithm's.
     max_steps: int | None = _setting(None, STEPS, of_requests=True)
     # When a finished canvas leaves: ``fdfo`` (first done, first out) at once, ``sync`` when all
     # canvases of the batch are done.
     execution: str = _setting("fdfo", ("fdfo", "sync"))
-    # Finish a canvas once everything up to its first end-of-sequence token, or up to the last token
-    # that ``max_tokens`` allows, is decided. Changes the number of steps, never the output. None
-    # means on for algorithms that never edit.
+    # Finish a canvas once everything up to its first end-of-sequence token, or the last token that
+    # ``max_tokens`` allows, is decided. None means on for algorithms that never edit.
     eos_early_stop: bool | None = _setting(None, bool)
-    # Emit the last canvas of a request without a forward pass over its final tokens, whose keys and
-    # values would never be read. Never changes the output.
+    # Emit the last canvas of a request without a pass for keys and values that nobody reads.
     skip_last_commit: bool = _setting(True, bool)
     # With ``on`` a finished block leaves at once, and its keys and values are written in passes
-    # that denoise the next one. ``auto`` does so where it costs next to nothing. Never changes the
-    # output. True, False and None count as ``on``, ``off`` and ``auto``, because YAML turns those
-    # words into these values.
+    # that denoise the next one. ``auto`` does so where it costs next to nothing.
     fused_commit: str = _setting("auto", ("auto", "on", "off"))
     # How a canvas sees sliding-window layers (DiffusionGemma).
     window: str = _setting("symmetric", ("symmetric", "reference"))
     # What computes row statistics: PyTorch's operators, this package's Triton kernels, or
-    # (``auto``) the kernels on CUDA where they pass a self-test at start-up, and the operators
-    # elsewhere.
+    # (``auto``) the kernels on CUDA where they pass a self-test, and the operators elsewhere.
     kernels: str = _setting("auto", ("auto", "torch", "triton"))
-    # The most steps that a request may ask for where the number of a canvas' positions does not
-    # bound them (``diffusion_max_post_edit_steps``); None means 4 times the block length.
+    # The most steps that a request may ask for where a canvas' positions do not bound them
+    # (``diffusion_max_post_edit_steps``); None means 4 times the block length.
     request_step_limit: int | None = _setting(None, STEPS)
     # How deeply calls of a constraint's rules may nest, and so how deeply the offered texts nest.
     # None means `CompileLimits.calls`.
@@ -143,8 +129,7 @@ class DllmSettings:
     # The threshold of requests that set none, or None if it is constant. Written as a mapping of
     # `UNDER_LOAD`.
     threshold_under_load: ThresholdUnderLoad | None = None
-    # How many consecutive blocks a canvas holds, of which unfinished ones are denoised together,
-    # see `decoding.blocks`.
+    # How many consecutive blocks a canvas holds, see `decoding.blocks`.
     blocks: int = _setting(1, Range(least=1, most=64, whole=True), of_requests=True)
     # The share of a block that is decided when the next one opens. None means
     # `decoding.blocks.ADD_BLOCK`.
@@ -154,11 +139,10 @@ class DllmSettings:
         given: object = self.fused_commit
         words = (word for value, word in UNQUOTED if given is value)
         object.__setattr__(self, "fused_commit", next(words, given))
-        if self.algorithm is not None and (
-            not isinstance(self.algorithm, str) or not self.algorithm
-        ):
+        name: object = self.algorithm
+        if name is not None and (not isinstance(name, str) or not name):
             raise SettingsError(
-                f"dllm.algorithm must be a string that names one, got {shown(self.algorithm)}"
+                f"dllm.algorithm must be a string that names one, got {shown(name)}"
             )
         load: object = self.threshold_under_load
         if load is not None and not isinstance(load, ThresholdUnderLoad):

@@ -1,7 +1,6 @@
 """Refusals of names that are unknown, or known elsewhere, and so would be ignored.
 
-They say where a name belongs, or which one was probably meant. This module is imported only when
-there is something to refuse.
+They say where a name belongs, or which one was probably meant.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
 from vllm_dllm.decoding.names import MODELS, algorithm_names, algorithms, other_kind
-from vllm_dllm.ranges import MOST_CHARACTERS, SettingsError, closest, cut, listed, nearest, shown
+from vllm_dllm.ranges import SettingsError, closest, cut, listed, nearest, shown
 from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (
     BOUND,
@@ -50,20 +49,11 @@ def refuse_settings(
 ) -> None:
     """Refuse names in and next to the section ``dllm`` that are not settings of the server.
 
-    All plugins and platforms of vLLM share ``additional_config``, so most keys next to the section
-    belong to others and are left alone. Three kinds that would be ignored are refused: the exact
-    name of one of our settings, a name that is almost ``dllm``, and any name that begins with
-    ``dllm_``.
-
-    Args:
-        additional_config: the value of vLLM's option.
-        section: the section of it.
-        algorithm: the server's algorithm.
-
-    Raises:
-        SettingsError: there is such a name; the message says where it belongs.
+    All plugins of vLLM share ``additional_config``, so most keys next to the section are left
+    alone. Refused are the name of one of our settings, a name that is almost ``dllm``, and any name
+    that begins with ``dllm_``.
     """
-    settings = NAMES | every_parameter()
+    settings = NAMES | parameter_names()
     for key, value in additional_config.items():
         if key == SETTINGS_KEY or not isinstance(key, str):
             continue
@@ -104,16 +94,11 @@ def refuse_options(
 ) -> None:
     """Refuse extra arguments of a request that are meant for this package but not read by it.
 
-    All others are left to vLLM and its extensions.
-
     Args:
-        extra_args: the extra arguments of a request.
+        extra_args: the extra arguments of a request; vLLM and its extensions read others.
         given: those that have our prefix, without it.
         algorithm: the request's algorithm.
         accepts: whether the server accepts another algorithm.
-
-    Raises:
-        SettingsError: there is such an argument; the message says where it belongs.
     """
     options = option_names()
     for name in extra_args:
@@ -154,20 +139,14 @@ def _refuse(
             raise SettingsError(elsewhere[name])
         text = name if isinstance(name, str) else ""
         meant = closest(text, [*known, *elsewhere])
-        if meant is not None and meant in elsewhere:
-            raise SettingsError(f"unknown {kind} {shown(name)}: {elsewhere[meant]}")
-        raise SettingsError(f"unknown {kind} {shown(name)}; {nearest(text, known)}")
+        sentence = None if meant is None else elsewhere.get(meant)
+        hint = f"; {nearest(text, known)}" if sentence is None else f": {sentence}"
+        raise SettingsError(f"unknown {kind} {shown(name)}{hint}")
 
 
-def _our_name(name: object, known: Collection[str], prefix: str) -> str:
-    """A hint at our name for what is called `name` elsewhere.
-
-    Args:
-        name: an unknown name, with or without `OTHERS_PREFIX`.
-        known: our names, without a prefix.
-        prefix: the prefix of our names.
-    """
-    bare = name.removeprefix(OTHERS_PREFIX) if isinstance(name, str) else ""
+def _our_name(name: str, known: Collection[str], prefix: str) -> str:
+    """A hint at our name, which gets the prefix, for what is called `name` elsewhere."""
+    bare = name.removeprefix(OTHERS_PREFIX)
     if bare in BLOCK_LENGTHS:
         return (
             "all requests of a server have one block length, which --diffusion-config "
@@ -182,13 +161,7 @@ def _our_name(name: object, known: Collection[str], prefix: str) -> str:
 def _of_other_algorithms(
     algorithm: Algorithm, prefix: str, accepts: Callable[[str], bool]
 ) -> dict[str, str]:
-    """The settings that only other algorithms have, each with the sentence that refuses it.
-
-    Args:
-        algorithm: the algorithm in force.
-        prefix: the prefix of settings where they are given.
-        accepts: whether another algorithm may be chosen there.
-    """
+    """The settings that only other algorithms have, each with the sentence that refuses it."""
     ranges, other = algorithm.config.ranges(), other_kind(algorithm.corruption)
     own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
 
@@ -196,7 +169,7 @@ def _of_other_algorithms(
         return [a.name for a in algorithms(corruption) if name in a.config.ranges()]
 
     sentences = {}
-    for name in every_parameter() - ranges.keys():
+    for name in parameter_names() - ranges.keys():
         sentence = (
             f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}; remove it"
         )
@@ -209,31 +182,19 @@ def _of_other_algorithms(
     return sentences
 
 
-def parameter_names(corruption: Corruption) -> set[str]:
-    """The names of the settings of all algorithms for a kind of model."""
-    return {name for algorithm in algorithms(corruption) for name in algorithm.config.ranges()}
-
-
-def every_parameter() -> set[str]:
-    """The names of the settings of all algorithms."""
-    return parameter_names("mask") | parameter_names("uniform")
+def parameter_names(*kinds: Corruption) -> set[str]:
+    """The names of the settings of all algorithms for these kinds of models; of all by default."""
+    kinds = kinds or ("mask", "uniform")
+    return {name for kind in kinds for each in algorithms(kind) for name in each.config.ranges()}
 
 
 def option_names() -> set[str]:
     """The names of all request options, without prefix, including those of other models."""
-    return OPTIONS.keys() | every_parameter()
+    return OPTIONS.keys() | parameter_names()
 
 
 def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
-    """Refuse what ``--override-generation-config`` says about decoding without effect.
-
-    Args:
-        override: the option's value.
-        own: the kind of the model.
-
-    Raises:
-        SettingsError: a generation config of this model cannot state a setting; names it.
-    """
+    """Refuse what ``--override-generation-config`` says about decoding without effect."""
     other = other_kind(own)
     parameters, foreign = parameter_names(own), parameter_names(other)
     stated = SAMPLER_FIELDS if own == "uniform" else parameters
@@ -247,7 +208,7 @@ def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
         if name in NAMES | parameters and name not in stated:
             raise SettingsError(
                 f"{OVERRIDE}: {name} is not read from a generation config; use "
-                f"{as_option({name: value})}"
+                f"--additional-config '{_as_json({SETTINGS_KEY: {name: value}})}'"
             )
         if (name in foreign and name not in parameters) or (name == SAMPLER and own != "uniform"):
             raise SettingsError(
@@ -263,14 +224,9 @@ def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
             raise SettingsError(f"{OVERRIDE}: unknown {SAMPLER}.{name}; {nearest(name, known)}")
 
 
-def as_option(settings: Mapping[str, object]) -> str:
-    """Return the command-line option that gives these settings to a server."""
-    return f"--additional-config '{_as_json({SETTINGS_KEY: settings})}'"
-
-
 def _as_json(value: object) -> str:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):  # offline values need not be JSON
         text = shown(value)
-    return text if len(text) <= MOST_CHARACTERS else cut(text)
+    return cut(text)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
-
-from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.resolution import Served
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger("vllm.dllm")
 
 # The package that reads the files of a load format, where vLLM's loader does not name it.
 LOADERS = {
@@ -25,8 +18,7 @@ LOADERS = {
     "tensorizer": "tensorizer",
 }
 
-# Where vLLM's configuration has the arguments of its engine that are refused whenever they are set,
-# and why. `tests/support/engine_arguments.py` has all arguments.
+# The places in vLLM's configuration of arguments that are refused whenever they are set, and why.
 _BY_TOKEN = "it is for models that are read token by token"
 REFUSED = {
     "speculative_config": "a diffusion model already proposes whole blocks",
@@ -51,38 +43,9 @@ REFUSED = {
 }
 
 
-def check_kernels(served: Served) -> None:
-    """Check that the chosen kernels can run here.
-
-    Raises:
-        SettingsError: Triton kernels are chosen, and vLLM has no Triton.
-    """
-    from vllm.triton_utils import HAS_TRITON
-
-    if served.settings.kernels == "triton" and not HAS_TRITON:
-        raise SettingsError("dllm.kernels=triton: vLLM has no Triton here; remove it")
-
-
-def log_choice(served: Served, canvas: str) -> None:
-    """Log how requests without options are decoded; `canvas` describes the canvases."""
-    choice = served.choose()
-    values = ", ".join(f"{name}={value:g}" for name, value in choice.settings.values().items())
-    logger.info(
-        "dllm: %s (%s), %s, up to %d steps a canvas, execution %s",
-        choice.algorithm.name,
-        values,
-        canvas,
-        choice.max_steps,
-        served.settings.execution,
-    )
-
-
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
-    """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore.
-
-    An allowed connector of ``--kv-transfer-config`` is replaced by ours, see `kv_transfer`.
-    """
-    for refused, message in _special_cases(vllm_config):
+    """Raise for every vLLM option that a diffusion model would otherwise get wrong or ignore."""
+    for message, refused in _special_cases(vllm_config).items():
         if refused:
             raise ValueError(message)
     for path, reason in REFUSED.items():
@@ -97,84 +60,67 @@ def refuse_unsupported(vllm_config: VllmConfig) -> None:
         check_kv_transfer(vllm_config)
 
 
-def _special_cases(vllm_config: VllmConfig) -> Iterator[tuple[Any, str]]:
-    """For each option with a message of its own, whether it is refused, and the message."""
+def _special_cases(vllm_config: VllmConfig) -> dict[str, Any]:
+    """The messages about options that have one of their own, and whether these are refused."""
     from vllm import envs
     from vllm.platforms import current_platform
 
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    grammars = vllm_config.structured_outputs_config
-    yield (
-        envs.VLLM_USE_V2_MODEL_RUNNER is False,
-        "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it",
-    )
-    yield (
-        not vllm_config.use_v2_model_runner and current_platform.is_cpu(),
-        "vLLM's CPU build lacks what Model Runner V2 needs: pip install vllm-cpu-v2 (and name "
-        "vllm_cpu_v2 in VLLM_PLUGINS if that is set)",
-    )
-    yield (
-        parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1,
-        "context parallelism: not supported for diffusion models; use --tensor-parallel-size",
-    )
-    yield (
-        parallel.use_ray and not current_platform.ray_device_key,
-        f"--distributed-executor-backend ray: on the platform {current_platform.device_name} vLLM "
-        "has no device for Ray's workers; set it to mp",
-    )
-    yield (
-        envs.VLLM_BATCH_INVARIANT,
-        "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
-        "up in an order that depends on the batch; unset it",
-    )
-    yield (
-        envs.VLLM_RAISE_ON_LOGIT_NANS,
-        "VLLM_RAISE_ON_LOGIT_NANS=1: a request of a diffusion model whose logits are not finite "
-        "ends with an error already, and the others go on; unset it",
-    )
-    # vLLM itself refuses --data-parallel-external-lb for dense models, but not what it turns into.
-    yield (
-        parallel.data_parallel_external_lb and parallel.data_parallel_size > 1 and not model.is_moe,
-        "--data-parallel-hybrid-lb: with one rank on a node each dense replica would have a server "
-        "of its own and nothing to do with the others; start independent servers without "
-        "--data-parallel-* options",
-    )
-    yield (
-        cannot_be_spread(vllm_config),
-        "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks, because "
-        "their kernel takes no map of experts and would crash; remove it (each rank then has a "
-        "part of every expert)",
-    )
+    grammars = vllm_config.structured_outputs_config.backend
     load_format = str(vllm_config.load_config.load_format)
     package = LOADERS.get(load_format, "")
-    yield (
-        package and importlib.util.find_spec(package.replace("-", "_")) is None,
+    return {
+        "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it": (
+            envs.VLLM_USE_V2_MODEL_RUNNER is False
+        ),
+        "vLLM's CPU build lacks what Model Runner V2 needs: pip install vllm-cpu-v2 (and name "
+        "vllm_cpu_v2 in VLLM_PLUGINS if that is set)": (
+            not vllm_config.use_v2_model_runner and current_platform.is_cpu()
+        ),
+        "context parallelism: not supported for diffusion models; use --tensor-parallel-size": (
+            parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1
+        ),
+        f"--distributed-executor-backend ray: on the platform {current_platform.device_name} vLLM "
+        "has no device for Ray's workers; set it to mp": (
+            parallel.use_ray and not current_platform.ray_device_key
+        ),
+        "VLLM_BATCH_INVARIANT=1: the statistics and decoding algorithms of diffusion models add "
+        "up in an order that depends on the batch; unset it": envs.VLLM_BATCH_INVARIANT,
+        "VLLM_RAISE_ON_LOGIT_NANS=1: a request of a diffusion model whose logits are not finite "
+        "ends with an error already, and the others go on; unset it": envs.VLLM_RAISE_ON_LOGIT_NANS,
+        # vLLM refuses --data-parallel-external-lb for dense models, but not what it turns into.
+        "--data-parallel-hybrid-lb: with one rank on a node each dense replica would have a server "
+        "of its own and nothing to do with the others; start independent servers without "
+        "--data-parallel-* options": (
+            parallel.data_parallel_external_lb
+            and parallel.data_parallel_size > 1
+            and not model.is_moe
+        ),
+        "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks, because "
+        "their kernel takes no map of experts and would crash; remove it (each rank then has a "
+        "part of every expert)": cannot_be_spread(vllm_config),
         f"--load-format {load_format}: the package {package} is missing; install it with "
-        f"`pip install {package}`",
-    )
-    yield (
-        model.runner_type != "generate",
+        f"`pip install {package}`": (
+            package and importlib.util.find_spec(package.replace("-", "_")) is None
+        ),
         f"--runner {model.runner_type}: a block-diffusion model fills canvases and has no "
-        "pooler; serve it with --runner generate (or without --runner and --convert)",
-    )
-    yield (
-        not 0 <= model.max_logprobs <= MAX_LOGPROB_TOKEN_IDS,
+        "pooler; serve it with --runner generate (or without --runner and --convert)": (
+            model.runner_type != "generate"
+        ),
         f"--max-logprobs {model.max_logprobs}: at most {MAX_LOGPROB_TOKEN_IDS} logprobs of a token "
-        f"are kept until its canvas leaves; set it to {MAX_LOGPROB_TOKEN_IDS} or less",
-    )
-    yield (
-        grammars.backend != "auto",
-        f"--structured-outputs-config.backend {grammars.backend}: grammar backends advance token "
-        "by token, and canvases are not written so; remove it (constraints have an engine of "
-        "their own)",
-    )
+        f"are kept until its canvas leaves; set it to {MAX_LOGPROB_TOKEN_IDS} or less": (
+            not 0 <= model.max_logprobs <= MAX_LOGPROB_TOKEN_IDS
+        ),
+        f"--structured-outputs-config.backend {grammars}: grammar backends advance token by "
+        "token, and canvases are not written so; remove it (constraints have an engine of their "
+        "own)": grammars != "auto",
+    }
 
 
 def cannot_be_spread(vllm_config: VllmConfig) -> bool:
     """Whether experts would be spread over ranks that compute them with vLLM's kernel for the CPU.
 
-    A map tells a kernel which experts are on its rank. This kernel takes none, and would read past
-    the end of its weights at the first request.
+    This kernel takes no map of experts, and would read past the end of its weights.
     """
     from vllm.platforms import current_platform
 
@@ -188,11 +134,7 @@ def cannot_be_spread(vllm_config: VllmConfig) -> bool:
 
 
 def check_budget(vllm_config: VllmConfig, length: int) -> None:
-    """Check that a step can hold one whole canvas of `length` tokens.
-
-    Raises:
-        ValueError: one of vLLM's limits for a step is lower.
-    """
+    """Raise ValueError if a step cannot hold one whole canvas of `length` tokens."""
     scheduler = vllm_config.scheduler_config
     for name in (
         "max_num_batched_tokens",

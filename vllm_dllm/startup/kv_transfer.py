@@ -7,9 +7,7 @@
 3. What is saved is addressed by its tokens and by everything else that it depends on: the model,
    the block length, the window.
 
-vLLM's own connectors do not keep the rule. A class of this package (`kv_transfer.connector`) serves
-``ExampleConnector``; vLLM's factory finds it through the option for third-party connectors
-(``kv_connector_module_path``).
+vLLM's own connectors do not keep it; `kv_transfer.connector` does under vLLM's name.
 """
 
 from __future__ import annotations
@@ -28,12 +26,7 @@ NOT_FINAL = (
 
 
 def check_kv_transfer(vllm_config: VllmConfig) -> None:
-    """Refuse connectors that do not keep the rule, and have our class serve `ALLOWED`.
-
-    Raises:
-        ValueError: a connector or one of its options is refused; the message names the option and
-            the remedy.
-    """
+    """Raise ValueError for connectors that do not keep the rule; our class serves `ALLOWED`."""
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     size, transfer = cache.kv_offloading_size, vllm_config.kv_transfer_config
     if size is not None:

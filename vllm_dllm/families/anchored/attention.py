@@ -38,20 +38,17 @@ class CausalUnlessDenoised:
         return batch.one_query_per_request(causal=self.causal[: batch.rows])
 
 
-def causal_unless_denoised_rules(slots: SlotState, window: WindowRule) -> MaskRules:
-    """The rules of `CausalUnlessDenoised` for this package's own backend.
-
-    Args:
-        slots: the slots of the requests.
-        window: how a canvas that is being denoised sees sliding-window layers.
-    """
+def causal_unless_denoised_rules(slots: SlotState, window: str) -> MaskRules:
+    """The rules of `CausalUnlessDenoised` for our own backend; `window` as in `DllmSettings`."""
     from vllm_dllm.attention.backend import MaskRules
+
+    of_denoised = int(WindowRule[window.upper()])
 
     def fill(batch: AttentionBatch, rule: MaskRule) -> None:
         requests = batch.input.num_reqs
         phase = slots.phase[batch.input.idx_mapping[:requests]]
         denoised = phase == Phase.DENOISE
         rule.block[:requests].copy_(torch.where(denoised, WHOLE, 1))
-        rule.window[:requests].copy_(torch.where(denoised, int(window), int(WindowRule.SYMMETRIC)))
+        rule.window[:requests].copy_(torch.where(denoised, of_denoised, int(WindowRule.SYMMETRIC)))
 
     return MaskRules(len(slots.phase), slots.device, fill)

@@ -1,11 +1,9 @@
 """LLaDA2's attention: a position sees its whole block and everything before the block.
 
 A prefill chunk is one segment for each of its blocks; each segment is non-causal and ends where its
-block ends. Segments are handed to vLLM's attention backend as if they were separate requests
-(*virtual sequences*). This is exact, because the keys and values of the whole batch are written
-before any of them is read, and it requires only non-causal attention of the backend.
-
-This package's own backend takes the block length directly and needs no segments.
+block ends. vLLM's attention backends get segments as if they were separate requests (*virtual
+sequences*). This is exact, because the keys and values of the whole batch are written before any of
+them is read. This package's own backend takes the block length directly and needs no segments.
 """
 
 from __future__ import annotations
@@ -31,12 +29,6 @@ class BlockCausal:
 
     The number of segments depends on the batch, so a full CUDA graph replays only batches whose
     queries lie inside one block each, or have as many blocks as a step reads.
-
-    Attributes:
-        block_length: L.
-        device: what attention runs on.
-        blocks: how many blocks a step reads of each request.
-        windows: their segments, where these are several.
     """
 
     graph_support = AttentionCGSupport.UNIFORM_BATCH
@@ -55,12 +47,7 @@ class BlockCausal:
             self.windows = WindowSegments(block_length, rows, device, blocks)
 
     def metadata(self, batch: AttentionBatch) -> dict[str, Any]:
-        """See `AttentionRule`.
-
-        Raises:
-            RuntimeError: a full CUDA graph would replay a query longer than a block and give wrong
-                answers.
-        """
+        """See `AttentionRule`; raises for a full CUDA graph that would give wrong answers."""
         given = batch.input
         query_lengths = given.num_scheduled_tokens
         if (query_lengths <= self.block_length).all():
@@ -105,14 +92,10 @@ def block_causal_rules(slots: SlotState) -> MaskRules:
 def split_into_blocks(
     query_lengths: np.ndarray, block_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut each row's query into segments at multiples of the block length.
+    """Cut queries, whose lengths ``[rows]`` are at least 1, into segments at multiples of L.
 
     Every prefill chunk and every canvas starts on a block boundary, so positions inside the query
     fall into the same blocks as positions inside the sequence.
-
-    Args:
-        query_lengths: int ``[rows]``, query tokens of each row, at least 1.
-        block_length: L.
 
     Returns:
         int32 arrays: ``[segments]``, the row that a segment belongs to; ``[segments + 1]``, a

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vllm.config import DiffusionConfig
 from vllm.logger import init_logger
@@ -11,25 +10,14 @@ from vllm.logger import init_logger
 from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.families.config_fields import (
-    Fields,
-    canvas_length,
-    hf_overrides,
-    stated_fields,
-    warn_of_ignored_fields,
-)
+from vllm_dllm.families.config_fields import Fields, canvas_length, check_fields
 from vllm_dllm.families.served import configure_engine
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.server import LENGTHS
-from vllm_dllm.startup.checks import log_choice
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
-
-    from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.slots import SlotState
-    from vllm_dllm.settings.resolution import Served
 
 logger = init_logger("vllm.dllm")
 
@@ -46,8 +34,7 @@ class BlockCausalFamily(Family):
         block_length: L of checkpoints whose ``config.json`` states none; None if there is no such
             length, or the configuration class fills it in.
         mask_spellings: texts by which the mask is found if the tokenizer does not declare it.
-        usual_mask_token: the mask id that the authors' code has built in, for checkpoints where
-            neither ``config.json`` nor the tokenizer has one; None if there is no such id.
+        usual_mask_token: the mask id where neither ``config.json`` nor the tokenizer has one.
         samples: requests are sampled as ``generation_config.json`` recommends; otherwise they are
             greedy unless they ask for a temperature.
     """
@@ -55,7 +42,6 @@ class BlockCausalFamily(Family):
     corruption: ClassVar[Corruption] = "mask"
     algorithm: ClassVar[str] = "LowConfidence"
     aligned: ClassVar[bool] = True
-    commits_in_place: ClassVar[bool] = True
     fields: ClassVar[Fields | None] = None
     block_length: ClassVar[int | None] = None
     mask_spellings: ClassVar[tuple[str, ...]] = ("<|mask|>",)
@@ -87,22 +73,15 @@ class BlockCausalFamily(Family):
             vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
         vllm_config.diffusion_config.canvas_length = length
         if self.fields is not None:
-            ignored = self.fields.ignored(stated_fields(model), hf_overrides(model))
-            warn_of_ignored_fields(model, ignored)
+            check_fields(model, self.fields.ignored)
         if self.aligned:
             align_context(model, length)
-        served = configure_engine(vllm_config, self, [LayerShape(model.get_head_size())])
-        if served.settings.window != "symmetric":
-            raise SettingsError(
-                f"dllm.window is for sliding-window layers, and {type(self).__name__} has none; "
-                "remove it"
-            )
+        configure_engine(vllm_config, self, [LayerShape(model.get_head_size())])
         # vLLM's own default is 1.0.
         reads_file = self.samples and model.generation_config != "vllm"
         recommended = model.try_get_generation_config() if reads_file else {}
         if "temperature" not in recommended:
             model.override_generation_config.setdefault("temperature", 0.0)
-        log_choice(served, f"block length {length}, mask token {hf_config.mask_token_id}")
 
     def find_mask_token(self, model_config: ModelConfig) -> int:
         """The mask id: from ``config.json``, else the tokenizer's, else `usual_mask_token`.
@@ -135,31 +114,11 @@ class BlockCausalFamily(Family):
             )
         return mask
 
-    def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """See `Family.checkpoint_settings`: an algorithm reads the settings that it has."""
-        return generation_config
-
-    def mask_token(self, vllm_config: VllmConfig) -> int | None:
-        """See `Family.mask_token`; `configure` determines it."""
-        token: int = vllm_config.model_config.hf_config.mask_token_id
-        return token
-
-    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """See `Family.attention`."""
-        from vllm_dllm.families.block_causal import attention
-
-        if own_backend:
-            return attention.block_causal_rules(slots)
-        blocks = served.window_length // served.length
-        return attention.BlockCausal(served.length, slots.device, len(slots.phase), blocks)
-
-    def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
+    def scheduler(self) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""
-        from vllm_dllm.families.block_causal import scheduler
+        from vllm_dllm.families.block_causal.scheduler import BlockDiffusionScheduler
 
-        if asynchronous:
-            return scheduler.AsyncBlockDiffusionScheduler
-        return scheduler.BlockDiffusionScheduler
+        return BlockDiffusionScheduler
 
 
 def align_context(model_config: ModelConfig, length: int) -> None:
@@ -173,8 +132,6 @@ def align_context(model_config: ModelConfig, length: int) -> None:
     model_config.max_model_len = given - given % length
     if given % length:
         logger.warning(
-            "dllm: max_model_len %d is not a multiple of the block length %d; serving %d",
-            given,
-            length,
-            model_config.max_model_len,
+            f"dllm: max_model_len {given} is not a multiple of the block length {length}; serving "
+            f"{model_config.max_model_len}"
         )

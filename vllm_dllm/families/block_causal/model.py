@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from vllm_dllm.checkpoints.authors_tensors import one_by_one, shapes_of
 from vllm_dllm.checkpoints.verify import VerifiedWeights
 
 if TYPE_CHECKING:
@@ -19,17 +18,14 @@ if TYPE_CHECKING:
 class MaskedCanvasModel(VerifiedWeights):
     """Comes before vLLM's class among the bases of a model class.
 
-    The backbone is vLLM's. There are two differences: the model state decides the attention mask,
-    and logits are never handed to vLLM's own sampler. `compute_logits` passes hidden states
-    through, and the readout calls `head` on as many rows at a time as it wants.
-
-    The backbone's `compute_logits` computes logits from `lm_head` and `logits_processor`, as vLLM's
-    models do. A class whose backbone does anything else to its logits there overrides
-    `has_plain_head` to return False.
+    The model state decides the attention mask. `compute_logits` passes hidden states through, and
+    the readout calls `head`, the backbone's `compute_logits`, on as many rows as it wants. A class
+    whose backbone does more there than `lm_head` and `logits_processor` overrides `has_plain_head`
+    to return False.
     """
 
-    # What an adapter may adapt besides the layers' projections. The head is excluded: vLLM looks up
-    # one adapter per request there, and a canvas has L rows.
+    # What an adapter may adapt besides projections. For the head vLLM looks up one adapter for each
+    # request, and a canvas has L rows.
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings"}
 
     # vLLM's class defines these.
@@ -49,10 +45,9 @@ class MaskedCanvasModel(VerifiedWeights):
 
     @property
     def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Maps hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; rows >= 1.
+        """Maps hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``.
 
-        This is the backbone's own `compute_logits`. It must not be called with zero rows: vLLM's
-        gather across tensor-parallel CPU workers crashes on them (SIGFPE).
+        There is at least one row: vLLM's gather across CPU workers crashes on none (SIGFPE).
         """
         logits: Callable[[torch.Tensor], torch.Tensor] = super().compute_logits  # type: ignore[misc]
         return logits
@@ -86,30 +81,3 @@ class MaskedCanvasModel(VerifiedWeights):
             )
         processor = self.logits_processor
         return tiled_head(self.lm_head, processor.org_vocab_size, soft_cap=processor.soft_cap)
-
-
-class TransformersTensors(MaskedCanvasModel):
-    """A model whose checkpoints have exactly the tensors that a class of transformers saves.
-
-    Each expert's matrices are stored separately. Anything else is refused while it is loaded.
-
-    Attributes:
-        authors: the class, by its name in transformers.
-    """
-
-    authors: ClassVar[str]
-
-    @staticmethod
-    def is_linear(name: str) -> bool:
-        """See `VerifiedWeights.is_linear`: not the router or head."""
-        return name.endswith("_proj.weight")
-
-    @classmethod
-    def tensor_shapes(cls, config: Any) -> dict[str, tuple[int, ...]]:
-        """See `VerifiedWeights.tensor_shapes`."""
-        import transformers
-
-        shapes = one_by_one(shapes_of(getattr(transformers, cls.authors), config))
-        if config.tie_word_embeddings:
-            del shapes["lm_head.weight"]
-        return shapes

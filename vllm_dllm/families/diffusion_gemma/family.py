@@ -10,13 +10,7 @@ from vllm.model_executor.models.config import DiffusionGemmaModelForBlockDiffusi
 from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
-from vllm_dllm.families.config_fields import (
-    Fields,
-    canvas_length,
-    hf_overrides,
-    stated_fields,
-    warn_of_ignored_fields,
-)
+from vllm_dllm.families.config_fields import Fields, canvas_length, check_fields
 from vllm_dllm.families.served import configure_engine, generation_settings
 from vllm_dllm.ranges import SettingsError, listed, shown
 from vllm_dllm.settings.resolution import (
@@ -28,14 +22,11 @@ from vllm_dllm.settings.resolution import (
     Served,
 )
 from vllm_dllm.settings.server import DllmSettings, native_gemma
-from vllm_dllm.startup.checks import log_choice
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
-    from vllm_dllm.attention.metadata import AttentionRule
-    from vllm_dllm.engine.slots import SlotState
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 
 SAMPLER_CLASS = "EntropyBoundSamplerConfig"
@@ -52,7 +43,6 @@ class DiffusionGemma(Family):
     corruption: ClassVar[Corruption] = "uniform"
     algorithm: ClassVar[str] = "EntropyBound"
     aligned: ClassVar[bool] = False
-    commits_in_place: ClassVar[bool] = False
     self_conditioned: ClassVar[bool] = True
     one_stage: ClassVar[str] = (
         "vLLM's DiffusionGemma has no stages, and the first would need what the last one predicted"
@@ -61,29 +51,20 @@ class DiffusionGemma(Family):
     def configure(self, vllm_config: VllmConfig) -> None:
         """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
         if native_gemma():
-            self._configure_native(vllm_config)
+            self._check_native(vllm_config)
+            _configure_as_vllm(vllm_config)
             return
         model = vllm_config.model_config
-        ignored = ignored_fields(stated_fields(model), hf_overrides(model))
-        warn_of_ignored_fields(model, ignored)
+        check_fields(model, ignored_fields)
         seats = vllm_config.scheduler_config.max_num_seqs
         chosen = vllm_config.attention_config.backend
         _configure_as_vllm(vllm_config)
-        # vLLM has chosen a backend for its own class, by rules that do not apply to this package's
-        # class.
+        # What vLLM has chosen for its own class, which holds whole rows of logits, does not apply.
         vllm_config.attention_config.backend = chosen
-        # vLLM's class holds whole rows of logits and therefore serves at most 8 requests.
         vllm_config.scheduler_config.max_num_seqs = seats
-        served = configure_engine(vllm_config, self, layer_shapes(vllm_config))
-        if served.settings.eos_early_stop is not None:
-            raise SettingsError(
-                "dllm.eos_early_stop is for canvases whose decided positions stay as they are, "
-                "which DiffusionGemma's do not; remove it"
-            )
-        log_choice(served, f"canvas length {served.length}, {seats} requests at a time")
+        configure_engine(vllm_config, self, layer_shapes(vllm_config))
 
-    def _configure_native(self, vllm_config: VllmConfig) -> None:
-        """Refuse an incomplete checkpoint, naming the missing field."""
+    def _check_native(self, vllm_config: VllmConfig) -> None:
         stated, elsewhere = generation_settings(vllm_config, self)
         Served(
             self.corruption, self.algorithm, DllmSettings(), stated, elsewhere=elsewhere
@@ -95,15 +76,9 @@ class DiffusionGemma(Family):
                 "from there; write a generation_config.json, and name its folder with "
                 "--generation-config"
             )
-        _configure_as_vllm(vllm_config)
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
-        """See `Family.checkpoint_settings`: the sampler's settings and ``max_denoising_steps``.
-
-        Raises:
-            SettingsError: a field is missing; the message names it. Ranges are checked where
-                settings are resolved.
-        """
+        """See `Family.checkpoint_settings`: the sampler's settings and ``max_denoising_steps``."""
         sampler = generation_config.get(SAMPLER)
         if not isinstance(sampler, Mapping):
             raise SettingsError(f"generation_config.json has no {SAMPLER!r}")
@@ -121,18 +96,8 @@ class DiffusionGemma(Family):
                 raise SettingsError(f"generation_config.json has no {name!r}")
         return {name.removeprefix(f"{SAMPLER}."): value for name, value in values.items()}
 
-    def attention(self, served: Served, slots: SlotState, own_backend: bool) -> AttentionRule:
-        """See `Family.attention`."""
-        from vllm_dllm.families.anchored import attention
-        from vllm_dllm.ops.attention.masks import WindowRule
-
-        if own_backend:
-            window = WindowRule[served.settings.window.upper()]
-            return attention.causal_unless_denoised_rules(slots, window)
-        return attention.CausalUnlessDenoised(slots)
-
     def embeddings(self, state: Any) -> InputEmbeddings:
-        """See `Family.embeddings`: tokens, images, and the last prediction."""
+        """See `Family.embeddings`."""
         from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
         from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
 
@@ -141,11 +106,11 @@ class DiffusionGemma(Family):
         module = state.model.self_conditioning
         return InputEmbeddings(state, SelfConditioning(state.slots, hidden, module, scale))
 
-    def scheduler(self, asynchronous: bool) -> type[DiffusionScheduler]:
+    def scheduler(self) -> type[DiffusionScheduler]:
         """See `Family.scheduler`."""
-        from vllm_dllm.families.anchored import scheduler
+        from vllm_dllm.families.anchored.scheduler import CanvasScheduler
 
-        return scheduler.AsyncCanvasScheduler if asynchronous else scheduler.CanvasScheduler
+        return CanvasScheduler
 
 
 def _configure_as_vllm(vllm_config: VllmConfig) -> None:
@@ -159,11 +124,7 @@ def _configure_as_vllm(vllm_config: VllmConfig) -> None:
 
 
 def check_pictures(model_config: ModelConfig) -> None:
-    """Check that the vision encoder can read pictures of any shape with the given options.
-
-    Raises:
-        SettingsError: an option allows what it cannot read.
-    """
+    """Raise `SettingsError` for an option that allows pictures which the encoder cannot read."""
     options = model_config.multimodal_config
     if options is None:
         return
@@ -189,15 +150,7 @@ def check_pictures(model_config: ModelConfig) -> None:
 
 
 def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
-    """The unknown fields of DiffusionGemma, whose text and vision fields are in separate objects.
-
-    Args:
-        stated: ``config.json`` with ``--hf-overrides``.
-        overrides: ``--hf-overrides`` alone.
-
-    Raises:
-        SettingsError: a field asks for something that is not supported.
-    """
+    """`Fields.ignored` of DiffusionGemma, whose text and vision fields are in separate objects."""
     from transformers import DiffusionGemmaConfig
 
     config = DiffusionGemmaConfig(text_config={}, vision_config={})
@@ -231,11 +184,11 @@ def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:
     """The different shapes of the model's attention layers, as its checkpoint states them."""
     model = vllm_config.model_config
     text = model.hf_text_config
-    shapes = {
+    shapes = [
         LayerShape(
             model.model_arch_config[layer].head_size,
             text.sliding_window if kind == "sliding_attention" else None,
-        ): None
+        )
         for layer, kind in enumerate(text.layer_types)
-    }
-    return tuple(shapes)
+    ]
+    return tuple(dict.fromkeys(shapes))

@@ -75,10 +75,7 @@ class InputEmbeddings:
     def _with_failed(
         self, scheduled: dict[str, list[int]], input_batch: Any
     ) -> dict[str, list[int]]:
-        """Retry images that failed before, if a prompt of this step has them.
-
-        The scheduler considers them encoded. The earlier failure may have been a lack of memory.
-        """
+        """Retry images that failed before, which the scheduler considers encoded."""
         if not self.failed:
             return scheduled
         cache, again = self.state.encoder_cache, dict(scheduled)

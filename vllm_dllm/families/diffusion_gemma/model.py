@@ -1,7 +1,6 @@
 """DiffusionGemma, derived from vLLM's class: same weights and backbone, different head and sampler.
 
-`compute_logits` passes hidden states through; `tiled_head` gives the sampler the head and the
-embedding one tile of the vocabulary at a time, so whole logits never exist.
+The sampler gets head and embedding by tiles of the vocabulary, so whole logits never exist.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.platforms import current_platform
 
-from vllm_dllm.checkpoints.authors_tensors import one_by_one, shapes_of
+from vllm_dllm.checkpoints.stored import one_by_one, shapes_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.verify import HEAD, VerifiedWeights
 from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
@@ -125,11 +124,7 @@ class DiffusionGemmaForBlockDiffusion(
 
     @classmethod
     def spellings(cls, config: Any) -> dict[str, list[str]]:
-        """See `VerifiedWeights.spellings`.
-
-        A full-attention layer uses its keys as values, so what a checkpoint says about the keys
-        also holds for the values that vLLM fuses with them.
-        """
+        """See `VerifiedWeights.spellings`; the values of full attention are its keys."""
         names = {
             cls.vllm_name(name).removesuffix(".weight"): _checkpoint_names(name)
             for name in filter(cls.is_linear, one_by_one(cls.tensor_shapes(config)))
@@ -142,7 +137,7 @@ class DiffusionGemmaForBlockDiffusion(
 
 
 def _checkpoint_names(name: str) -> list[str]:
-    """The names that a layer may have, from the name that `one_name` gives its weight."""
+    """The names that a layer may have, given that of its weight from `one_name`."""
     module = name.removesuffix(".weight")
     if name.startswith(_VISION):
         return [module]

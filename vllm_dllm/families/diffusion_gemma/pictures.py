@@ -28,11 +28,7 @@ class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
     def parse_mm_data(
         self, mm_data: Mapping[str, Any], *, validate: bool = True
     ) -> MultiModalDataItems:
-        """Parse a request's items as vLLM does.
-
-        Raises:
-            ValueError: the items include embeddings, or there are more than are allowed.
-        """
+        """See vLLM's class; raises ValueError for embeddings."""
         found = super().parse_mm_data(mm_data, validate=False)
         for modality, items in found.items():
             if isinstance(items, EmbeddingItems | DictEmbeddingItems):
@@ -48,18 +44,13 @@ class ReadablePictures(Gemma4MultiModalProcessor):
     """VLLM's processor for Gemma 4, which also checks the result for each picture."""
 
     def apply(self, inputs: Any, timing_ctx: Any) -> MultiModalInput:
-        """The prompt with placeholders for picture embeddings, and the data to compute them from.
-
-        Raises:
-            ValueError: the vision encoder could not read a picture.
-        """
+        """See vLLM's class; raises ValueError for a picture that the encoder cannot read."""
         made = super().apply(inputs, timing_ctx)
         vision = self.info.get_hf_config().vision_config
         for modality, items in made["mm_kwargs"].items():
             places = made["mm_placeholders"][modality]
             for item, place in zip(items, places, strict=True):
-                # An item that was sent before is in the worker's cache and has already been
-                # checked.
+                # An item that is in the worker's cache has been checked.
                 if item is not None and modality in FIELDS:
                     patches, positions = (item[field].data for field in FIELDS[modality])
                     check_patches(vision, patches, positions, place.get_num_embeds())
@@ -67,16 +58,13 @@ class ReadablePictures(Gemma4MultiModalProcessor):
 
 
 def check_patches(vision: Any, patches: torch.Tensor, positions: torch.Tensor, places: int) -> None:
-    """Check that the vision encoder can read the patches of a picture, or of a video's frames.
+    """Raise ValueError if the vision encoder cannot read a picture, or the frames of a video.
 
     Args:
         vision: the checkpoint's ``vision_config``.
-        patches: ``[..., patches, values]``, the values of each patch.
+        patches: ``[..., patches, values]``.
         positions: integers ``[..., patches, 2]``, the column and row of each patch; -1 for padding.
         places: the number of embeddings for which the prompt has places.
-
-    Raises:
-        ValueError: the encoder cannot read it; the message says why.
     """
     rows, widest = vision.position_embedding_size, int(positions.max()) + 1
     if widest > rows:

@@ -1,11 +1,10 @@
 """The authors' window rule for DiffusionGemma on vLLM's CPU attention.
 
 On a sliding-window layer every position of a denoised canvas sees the last W - 1 cached tokens and
-the whole canvas. All rows have the same left edge, which no window argument can express. But a
-query of one token at the end of a sequence, with a window of W + L - 1, sees exactly those keys.
-Its position does not matter, because rotary embeddings have already been applied. So each row of a
-canvas becomes a separate sequence (a *virtual sequence*) in a second call of the kernel, whose
-result replaces that of the first call. This costs L passes over the window instead of one.
+the whole canvas, which no window argument can express. But a query of one token at the end of a
+sequence, with a window of W + L - 1, sees exactly those keys, and its position does not matter,
+because rotary embeddings have been applied. So each row of a canvas becomes a sequence of its own
+in a second call of the kernel. This costs L passes over the window instead of one.
 """
 
 from __future__ import annotations
@@ -110,10 +109,7 @@ class ReferenceWindowImpl(CPUAttentionBackendImpl):
 
 
 def use_reference_window(model: torch.nn.Module) -> None:
-    """Switch a model's sliding-window layers to the authors' rule where they are vLLM's for CPUs.
-
-    This package's own backend takes the rule with each request.
-    """
+    """Switch sliding-window layers to the authors' rule where they are vLLM's for CPUs."""
     for layer in model.modules():
         impl = getattr(layer, "impl", None)
         if isinstance(impl, CPUAttentionBackendImpl) and impl.sliding_window > 0:

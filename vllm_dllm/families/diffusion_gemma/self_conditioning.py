@@ -35,9 +35,7 @@ class SelfConditioning:
     def store(
         self, slot: torch.Tensor, soft: torch.Tensor, keep: torch.Tensor, fixed: torch.Tensor
     ) -> None:
-        """Store the predictions of ``slot`` (int64 ``[n]``), or zeros where none is kept.
-
-        A pinned position is given, not predicted, so it has no prediction.
+        """Store predictions, or zeros where none is kept and where a position is pinned.
 
         Args:
             slot: int64 ``[n]``.
@@ -54,18 +52,11 @@ class SelfConditioning:
         self.soft[slot].zero_()
 
     def drop(self, slot: torch.Tensor) -> None:
-        """Drop the predictions of ``slot`` (int64 ``[n]``), because none of its canvases goes on.
-
-        A canvas that needed only one step and then waited for others has a prediction too.
-        """
+        """Drop the predictions of ``slot`` (int64 ``[n]``): none of its canvases goes on."""
         self.soft.index_fill_(0, slot, 0.0)
 
     def apply(self, embeddings: torch.Tensor, input_batch: Any) -> None:
-        """Condition the embeddings ``[tokens, hidden]`` of canvases that are denoised, in place.
-
-        The embeddings of prompts and of canvases being committed are left unchanged: DiffusionGemma
-        calls these passes the encoder.
-        """
+        """Condition the embeddings ``[tokens, hidden]`` of canvases that are denoised, in place."""
         rows = input_batch.num_reqs
         widths = np.diff(input_batch.cu_num_logits_np[: rows + 1])
         length = self.slots.length

@@ -25,11 +25,7 @@ class LLaDA2Moe(BailingMoE):
 
 
 class LLaDA2MoeModelLM(MaskedCanvasModel, BailingMoeV2ForCausalLM):
-    """LLaDA2.x mixture-of-experts models (2.0 and 2.1, mini and flash).
-
-    Raises:
-        ValueError: the checkpoint's tensors are not those of this architecture.
-    """
+    """LLaDA2.0 and 2.1, mini and flash."""
 
     released_as: ClassVar[str] = "LLaDA2"
 
@@ -97,13 +93,8 @@ def _expert_shapes(prefix: str, config: Any) -> dict[str, tuple[int, ...]]:
 def _mlp_shapes(
     prefix: str, hidden: int, size: int, bias: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, inputs, outputs in (
-        ("gate_proj", hidden, size),
-        ("up_proj", hidden, size),
-        ("down_proj", size, hidden),
-    ):
-        shapes[f"{prefix}.{name}.weight"] = (outputs, inputs)
-        if bias:
-            shapes[f"{prefix}.{name}.bias"] = (outputs,)
+    parts = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.{n}.weight": parts[n] for n in parts}
+    if bias:
+        shapes |= {f"{prefix}.{name}.bias": shape[:1] for name, shape in parts.items()}
     return shapes

@@ -27,26 +27,20 @@ class BlockRows:
     """Which rows of a step form a block, for all layers; computed before each forward pass.
 
     Attributes:
-        length: L.
         block: int64 ``[rows]``, a number for each row, at most its place; equal for the rows of a
             block. The tensor persists, because CUDA graphs read it.
     """
 
     def __init__(self, rows: int, length: int) -> None:
-        """Allocate for at most this many rows, on torch's default device."""
         self.length = length
         self.place = torch.arange(rows)
         self.block = self.place.clone()
 
     def find(self, positions: torch.Tensor, padded: int) -> None:
-        """Number the blocks of a step.
+        """Number the blocks of a step, each of which begins at a multiple of L.
 
-        All chunks of prompts and all canvases begin with a block, so a row begins one where its
-        position is a multiple of L.
-
-        Args:
-            positions: int64 ``[rows]``, positions in the rows' sequences.
-            padded: number of rows with padding, each of which is a block of its own.
+        `positions` in the rows' sequences are int64 ``[rows]``. Each row of padding, up to
+        `padded` rows, is a block of its own.
         """
         rows = len(positions)
         begins = positions % self.length == 0
@@ -55,25 +49,18 @@ class BlockRows:
 
 
 class BlockRouter(BaseRouter):
-    """Chooses experts for `MoERunner`, see above.
-
-    Attributes:
-        bias: float32 ``[experts]``, the router's parameter.
-        rows: the blocks of the step.
-        capacity, scale: see above.
-    """
+    """Replaces the router of `experts`, vLLM's ``MoERunner``; the arguments are explained above."""
 
     def __init__(
         self, experts: Any, bias: torch.Tensor, rows: BlockRows, capacity: int, scale: float
     ) -> None:
-        """Replace the router of `experts`, vLLM's ``MoERunner``."""
         old = experts.router
         super().__init__(old.top_k, old.global_num_experts, old.eplb_state)
         self.bias, self.rows, self.capacity, self.scale = bias, rows, capacity, scale
 
     @property
     def routing_method_type(self) -> RoutingMethodType:
-        """How experts are chosen, in vLLM's terms."""
+        """See vLLM's class."""
         return RoutingMethodType.Custom
 
     def _compute_routing(
@@ -102,13 +89,8 @@ def block_routing(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights (float32) and the experts (int64) of each row, ``[rows, top_k]``.
 
-    Args:
-        logits: ``[rows, experts]``, any floating dtype.
-        bias: float32 ``[experts]``.
-        block: int64 ``[rows]``, equal for the rows of a block, and below the number of rows.
-        capacity: number of experts in a block's pool.
-        top_k: number of experts of a token.
-        scale: what the weights of a token add up to.
+    `logits` are ``[rows, experts]``, `bias` is float32 ``[experts]``, and `block` int64 ``[rows]``,
+    equal for the rows of a block and below the number of rows; the rest is explained above.
     """
     share = logits.float().sigmoid()
     score = share + bias

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from vllm_dllm.decoding import EditTokens
-from vllm_dllm.families.config_fields import Fields, hf_overrides
-from vllm_dllm.families.llada2.family import LLaDA2
-from vllm_dllm.families.llada2.hf_config import BLOCK_ROUTED, FIELDS
+from vllm_dllm.families.config_fields import Fields, hf_overrides, source_of
+from vllm_dllm.families.llada2.family import BLOCK_ROUTED, FIELDS, LLaDA2
 from vllm_dllm.ranges import SettingsError, shown
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ class LLaDA22(LLaDA2):
                 "independent servers, or use --tensor-parallel-size"
             )
         hf_config = vllm_config.model_config.hf_config
+        overrides = hf_overrides(vllm_config.model_config)
         # Checkpoints still state groups of experts, which block routing replaces.
         hf_config.n_group = hf_config.topk_group = 1
         super().configure(vllm_config)
@@ -55,17 +55,18 @@ class LLaDA22(LLaDA2):
         )
         if not least <= capacity <= most:
             raise SettingsError(
-                f"{_source('expert_capacity', vllm_config)}: expert_capacity={capacity} must be at "
+                f"{source_of('expert_capacity', overrides)}: expert_capacity={capacity} must be at "
                 f"least num_experts_per_tok={least} and at most num_experts={most}"
             )
 
     def edit_tokens(self, vllm_config: VllmConfig) -> EditTokens:
         """See `Family.edit_tokens`; raises `SettingsError` unless ``config.json`` has both ids."""
         model = vllm_config.model_config
+        overrides = hf_overrides(model)
         vocabulary, mask = model.get_vocab_size(), model.hf_config.mask_token_id
         found = [getattr(model.hf_config, name) for name in EDITS]
         for name, token in zip(EDITS, found, strict=True):
-            source = _source(name, vllm_config)
+            source = source_of(name, overrides)
             if token is None:
                 raise SettingsError(
                     f"{source}: {name} is missing; pass --hf-overrides '{{\"{name}\": ID}}' with "
@@ -78,13 +79,7 @@ class LLaDA22(LLaDA2):
         delete, split = found
         if len({mask, delete, split}) < 3:
             raise SettingsError(
-                f"{_source(EDITS[0], vllm_config)}: mask_token_id={mask}, delete_token_id={delete} "
+                f"{source_of(EDITS[0], overrides)}: mask_token_id={mask}, delete_token_id={delete} "
                 f"and split_token_id={split} must be three different ids"
             )
         return EditTokens(mask, delete, split)
-
-
-def _source(name: str, vllm_config: Any) -> str:
-    """Where a field comes from, for an error message."""
-    given = name in hf_overrides(vllm_config.model_config)
-    return "--hf-overrides" if given else "config.json"

@@ -27,12 +27,7 @@ class BlockRoutedState(FamilyModelState):
 
 
 class LLaDA22MoeModelLM(LLaDA2MoeModelLM):
-    """LLaDA2.2-flash.
-
-    Raises:
-        ValueError: the checkpoint's tensors are not those of this architecture, or the kernel of
-            the experts would choose them by itself.
-    """
+    """LLaDA2.2-flash; raises ValueError if the experts' kernel would choose them by itself."""
 
     released_as: ClassVar[str] = "LLaDA2.2"
 

@@ -1,19 +1,25 @@
-"""Compute the address of a page, which covers exactly what its keys and values depend on.
+"""Keep each page of keys and values in a file of its own.
 
-An address is a digest of the server (`fingerprint`), of the tokens of the page and of all tokens
-before it, and of the request's ``cache_salt``.
+A page's address covers exactly what its keys and values depend on. Its file is written whole or not
+at all and checked when read: a safetensors file with a tensor for each attention layer, the
+address, and a digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import vllm
+from safetensors import safe_open
+from safetensors.torch import save
 from vllm.transformers_utils.repo_utils import try_get_local_file
 
 if TYPE_CHECKING:
@@ -21,8 +27,7 @@ if TYPE_CHECKING:
 
 # The version of the format of files and addresses. A new version makes new folders.
 FORM = "1"
-# Where a tensor is sampled, as fractions of its length, and how many bytes at each place. If
-# training changes a tensor at all, it changes every number in it.
+# Where a tensor is sampled, as fractions of its length, and how many bytes at each place.
 SPOTS, SPOT_BYTES = (0.0, 0.33, 0.66, 1.0), 512
 
 
@@ -56,7 +61,7 @@ def fingerprint(vllm_config: VllmConfig) -> str:
 def page_addresses(
     fingerprint: str, salt: str | None, tokens: Sequence[int], page: int
 ) -> list[str]:
-    """The address of each whole page of a prompt, a digest that includes all pages before it."""
+    """The address of each whole page: a digest of it, of all pages before, server and salt."""
     parent = hashlib.sha256(f"{fingerprint} {salt!r}".encode()).digest()
     found = []
     for end in range(page, len(tokens) + 1, page):
@@ -83,11 +88,7 @@ def _config_file(model: ModelConfig, place: str) -> Path:
 def weights_digest(folder: Path) -> str:
     """A digest of the names, shapes and types of all tensors, and of samples of each.
 
-    Reading whole files would take minutes, and modification times would differ between two machines
-    that have the same checkpoint.
-
-    Raises:
-        ValueError: the folder has no safetensors files.
+    Reading whole files would take minutes, and modification times differ between machines.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -113,3 +114,70 @@ def _samples(file: Path) -> Iterator[bytes]:
             for spot in SPOTS:
                 opened.seek(8 + size + start + int(spot * max(0, end - start - SPOT_BYTES)))
                 yield opened.read(min(SPOT_BYTES, end - start))
+
+
+class PageError(Exception):
+    """A file does not hold the page that it should hold; the message says why."""
+
+
+def page_of(caches: Mapping[str, torch.Tensor], block: int) -> dict[str, torch.Tensor]:
+    """A page of each layer, on the CPU; `caches` are ``[pages, ...]`` by layer."""
+    return {name: cache[block].detach().cpu().contiguous() for name, cache in caches.items()}
+
+
+def save_page(file: Path, address: str, page: Mapping[str, torch.Tensor]) -> None:
+    """Write a page; readers see either no file or the whole of it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        # Not `save_file`, whose errors are not those of files.
+        unfinished.write_bytes(save(dict(page), {"address": address, "digest": digest(page)}))
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load_page(
+    file: Path, address: str, like: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Read a page with the names, shapes and types of `like`, a page of each layer.
+
+    Raises:
+        PageError: the file is missing, truncated or changed, or belongs to another page.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            stated = opened.metadata() or {}
+            page = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:  # safetensors raises its own exceptions, too
+        raise PageError(f"it cannot be read: {error}") from error
+    if stated.get("address") != address:
+        raise PageError("it holds another page")
+    if _kinds(page) != _kinds(like):
+        raise PageError("its layers are not those of the model")
+    if stated.get("digest") != digest(page):
+        raise PageError("its content has changed")
+    return page
+
+
+def digest(page: Mapping[str, torch.Tensor]) -> str:
+    """A digest of the tensors and of the layers that they belong to."""
+    found = hashlib.blake2b(digest_size=32)
+    for name in sorted(page):
+        found.update(name.encode() + b"\0")
+        content: Any = page[name].contiguous().view(torch.uint8).numpy()
+        found.update(content)
+    return found.hexdigest()
+
+
+def is_finite(page: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a page is free of NaN, which would corrupt every request that loads it."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in page.values())
+
+
+def _kinds(page: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in page.items()}

@@ -6,8 +6,6 @@ Source: ``modeling_stable_diffcoder.py`` and ``config.json`` of
 ByteDance-Seed/Stable-DiffCoder-8B-Instruct.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from transformers import LlamaConfig

@@ -1,17 +1,42 @@
-"""SDAR: Qwen3, dense or with experts, with a block-causal mask and small blocks."""
+"""SDAR, and TraDo and DiRL, which were trained from it: Qwen3, dense or with experts.
 
-from __future__ import annotations
+It has a block-causal mask and small blocks.
+"""
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import Qwen3Config, Qwen3MoeConfig
+from vllm.config import VllmConfig
 
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
-from vllm_dllm.families.config_fields import Fields, stated_fields
-from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
+from vllm_dllm.families.config_fields import Fields, MaskedFields, stated_fields
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+
+@strict
+class SDARConfig(MaskedFields, Qwen3Config):
+    """``model_type: sdar``."""
+
+    model_type = "sdar"
+    usual_length: ClassVar[int] = 4
+
+
+@strict
+class SDARMoeConfig(MaskedFields, Qwen3MoeConfig):
+    """``model_type: sdar_moe``."""
+
+    model_type = "sdar_moe"
+    usual_length: ClassVar[int] = 4
+    # Qwen3-MoE's class reads it without declaring it.
+    head_dim: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
 
 FIELDS = Fields(
     SDARConfig,

@@ -1,41 +1,32 @@
-"""The configuration classes of Nemotron-Labs-Diffusion, so that no ``trust_remote_code`` is needed.
+"""Nemotron-Labs-Diffusion: canvases of masks after a causal prompt, and a causal commit."""
 
-They inherit from Ministral 3's class, whose backbone it is.
-"""
-
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import Ministral3Config
+from vllm.config import ModelConfig
 
-from vllm_dllm.families.config_fields import Fields
-from vllm_dllm.settings.server import DEFAULT_BLOCK_LENGTH
+from vllm_dllm.decoding.base import Beside
+from vllm_dllm.families.block_causal.family import BlockCausalFamily
+from vllm_dllm.families.config_fields import Fields, MaskedFields
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
 
-# `strict` needs annotations that are evaluated.
 @strict
-class NemotronLabsDiffusionConfig(Ministral3Config):
-    """``model_type: nemotron_labs_diffusion``; Ministral 3's fields, and those of a masked model.
+class NemotronLabsDiffusionConfig(MaskedFields, Ministral3Config):
+    """``model_type: nemotron_labs_diffusion``.
 
     Attributes:
-        block_size: the length of a block, or None if the checkpoint does not state it.
-        mask_token_id: the token of an undecided position, or None if it is the usual one.
-        canvas_length: the block length again. vLLM treats a model that states it as a diffusion
-            model.
         llama_4_scaling: how queries grow with their position, as vLLM's Mistral reads it.
     """
 
     model_type = "nemotron_labs_diffusion"
 
-    block_size: int | None = None
-    mask_token_id: int | None = None
-    canvas_length: int | None = None
     llama_4_scaling: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Checkpoints name the attention used in training here, and transformers would select it.
-        kwargs.pop("attn_implementation", None)
-        self.canvas_length = self.canvas_length or self.block_size or DEFAULT_BLOCK_LENGTH
         super().__post_init__(**kwargs)
         self.complete()
 
@@ -89,3 +80,36 @@ FIELDS = Fields(
         "hidden_act": (("silu",), "another activation than SiLU"),
     },
 )
+
+
+class NemotronLabsDiffusion(BlockCausalFamily):
+    """nvidia/Nemotron-Labs-Diffusion-*: the canvas alone is read in both directions."""
+
+    architecture: ClassVar[str] = "NemotronLabsDiffusionModel"
+    algorithm: ClassVar[str] = "ConfidenceThreshold"
+    aligned: ClassVar[bool] = False
+    verifies: ClassVar[bool] = True
+    one_stage: ClassVar[str] = (
+        "only the last stage would know whether a canvas is denoised or committed, which are read "
+        "with different masks"
+    )
+    # A canvas that has been output in part would not end with the context, see `anchored`.
+    excludes: ClassVar[frozenset[Beside]] = frozenset({"canvas_options"})
+    fields: ClassVar[Fields] = FIELDS
+    usual_mask_token: ClassVar[int] = 100
+
+    def complete(self, model_config: ModelConfig) -> None:
+        """See `Family.complete`; ``--hf-overrides`` may have changed what follows from others."""
+        model_config.hf_config.complete()
+
+    def scheduler(self) -> "type[DiffusionScheduler]":
+        """See `Family.scheduler`."""
+        from vllm_dllm.families.anchored.scheduler import VerifiedCanvasScheduler
+
+        return VerifiedCanvasScheduler
+
+
+class MinistralDiffEncoder(NemotronLabsDiffusion):
+    """Older checkpoints of the same model."""
+
+    architecture: ClassVar[str] = "MinistralDiffEncoderModel"

@@ -1,16 +1,22 @@
 """Fast-dLLM v2: Qwen2.5, trained to fill masked blocks of 32 and read as a causal model is."""
 
-from __future__ import annotations
+from typing import ClassVar
 
-from typing import TYPE_CHECKING, ClassVar
+from huggingface_hub.dataclasses import strict
+from transformers import Qwen2Config
+from vllm.config import VllmConfig
 
 from vllm_dllm.decoding.base import Beside
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
-from vllm_dllm.families.config_fields import Fields
-from vllm_dllm.families.fast_dllm.hf_config import FastDLLMConfig
+from vllm_dllm.families.config_fields import Fields, MaskedFields
 
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+
+@strict
+class FastDLLMConfig(MaskedFields, Qwen2Config):
+    """``model_type: Fast_dLLM_Qwen``."""
+
+    model_type = "Fast_dLLM_Qwen"
+
 
 FIELDS = Fields(
     FastDLLMConfig,

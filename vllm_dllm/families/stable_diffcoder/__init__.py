@@ -1,1 +1,0 @@
-"""Stable-DiffCoder: Llama with a block-causal mask."""
