@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import installation, show_config
+from vllm_dllm.commands.local_server import TINY
 from vllm_dllm.vllm_seams import versions
-
-TINY = Path(__file__).resolve().parents[1] / "selftest" / "checkpoints"
 
 
 def run() -> int:
-    """Print what is installed.
-
-    Returns:
-        The exit status: 1, with the reason on stderr, if ``vllm serve`` would fail.
-    """
+    """Print what is installed; return 1, and say why, if ``vllm serve`` would fail."""
     print(f"vllm-dllm      {__version__}")
     version = versions.vllm_version() or "not installed"
     print(f"vllm           {version} (supported: {versions.supported_versions()})")
     for release, how in versions.how_tested().items():
         print(f"  tested {release}  {how}")
     try:
-        for name, value in found_by_trying().items():
+        for name, value in _found_by_trying().items():
             print(f"{name:13}  {value}")
     except Exception as error:
         print(f"cannot serve: {show_config.reason(error)}", file=sys.stderr)
@@ -33,15 +27,8 @@ def run() -> int:
     return 0
 
 
-def found_by_trying() -> dict[str, str]:
-    """Go as far as ``vllm serve`` goes before it loads weights, with a tiny model.
-
-    Returns:
-        Names and values for a person to read.
-
-    Raises:
-        Exception: nothing can be served; the message says why.
-    """
+def _found_by_trying() -> dict[str, str]:
+    """Go as far as ``vllm serve`` goes before it loads weights; return what is found, as text."""
     installation.load("ERROR")
 
     from vllm.platforms import current_platform
@@ -58,12 +45,11 @@ def found_by_trying() -> dict[str, str]:
     import vllm._custom_ops  # noqa: F401
 
     show_config.explain([str(TINY / "tiny-llada2"), "--enforce-eager"])
+    without_triton = "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)"
     return {
         "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
         "bridged": _bridged(),
-        "kernels": "torch, triton; attention CUSTOM"
-        if HAS_TRITON
-        else "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)",
+        "kernels": "torch, triton; attention CUSTOM" if HAS_TRITON else without_triton,
         "architectures": ", ".join(registry.served_architectures()),
     }
 

@@ -1,7 +1,7 @@
 """``vllm-dllm demo``: start a real server on this machine, send chat requests, stream the answers.
 
 Without ``--model`` it serves ``tiny-llada2``, a model of 1.6 million parameters that was trained on
-sums, lists and copies. It ships with the package, as do the other models in `TINY`.
+sums, lists and copies. It ships with the package.
 """
 
 from __future__ import annotations
@@ -9,29 +9,32 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
-from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, read_counter, serve, stream
+from vllm_dllm.commands.local_server import (
+    SERVED_NAME,
+    ServerError,
+    model_help,
+    read_counter,
+    serve,
+    stream,
+)
 
-TINY = Path(__file__).resolve().parents[1] / "selftest" / "checkpoints"
 STEPS = "vllm:diffusion_num_denoising_steps_total"
 PROMPTS = ("64 + 28", "sort 61 35 88 14", "reverse 52 97 23 71 40", "copy diffusion2026")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    names = ", ".join(sorted(place.name for place in TINY.iterdir()))
     add = parser.add_argument
-    add("--model", default="tiny-llada2", help=f"a name, a path, or one of {names}")
+    add("--model", default="tiny-llada2", help=model_help())
     add("--prompt", action="append", help="may be repeated; default: four tasks")
     add("--max-tokens", type=int, default=96)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    tiny = TINY / args.model
     try:
-        with serve(str(tiny) if tiny.is_dir() else args.model) as url:
+        with serve(args.model) as url:
             for prompt in args.prompt or PROMPTS:
                 chat(url, prompt, args.max_tokens)
         print("server stopped")

@@ -20,11 +20,6 @@ class NotUsableError(RuntimeError):
     """The installation cannot serve; the message says why, and what to do about it."""
 
 
-def known_problem() -> str | None:
-    """Why ``vllm serve`` would fail here, with the remedy, as far as metadata shows; or None."""
-    return versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
-
-
 def _entry_point_problem() -> str | None:
     if not metadata.entry_points(group=GROUP, name=PLUGIN_NAME):
         return f"the entry point {GROUP}:{PLUGIN_NAME} is missing; reinstall vllm-dllm"
@@ -66,14 +61,12 @@ def load(log_level: str) -> None:
     command ``vllm`` from starting is found.
 
     Args:
-        log_level: the level of vLLM's log, which goes to stderr; ``VLLM_LOGGING_LEVEL`` overrides
-            it.
+        log_level: of vLLM's log, which goes to stderr; ``VLLM_LOGGING_LEVEL`` overrides it.
 
     Raises:
-        NotUsableError: this installation cannot serve; the message says why and what to do.
-        Exception: something else keeps the command ``vllm`` from starting.
+        NotUsableError: this installation cannot serve.
     """
-    problem = known_problem()
+    problem = versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
     if problem is not None:
         raise NotUsableError(problem)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)

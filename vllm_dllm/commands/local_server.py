@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# The models that ship with the package.
+TINY = Path(__file__).resolve().parents[1] / "selftest" / "checkpoints"
 START_SECONDS = 240
 STOP_SECONDS = 15
 SERVED_NAME = "demo"
@@ -30,12 +32,17 @@ class ServerError(RuntimeError):
     """The server did not start or did not answer."""
 
 
+def model_help() -> str:
+    """Say what `serve` takes as a model."""
+    return f"a name, a path, or one of {', '.join(sorted(place.name for place in TINY.iterdir()))}"
+
+
 @contextlib.contextmanager
 def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
     """Yield a running server's address; the server ends with the block.
 
     Args:
-        model: name or path of a model.
+        model: name or path of a model, or the name of one in `TINY`.
         flags: more flags of ``vllm serve``.
         max_num_seqs: requests that run at a time.
 
@@ -45,6 +52,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    model = str(TINY / model) if (TINY / model).is_dir() else model
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "serve", model),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME),
@@ -52,7 +60,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
         *flags,
     ]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    # One gigabyte of KV cache is plenty here; by default vLLM would reserve most of the memory.
+    # By default vLLM would reserve most of the memory for the KV cache.
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     print(f"starting: vllm serve {Path(model).name if os.path.exists(model) else model}")
     with tempfile.TemporaryDirectory(prefix="vllm-dllm-") as folder:

@@ -13,11 +13,7 @@ Row = dict[str, Any]
 
 
 def read_prompts(path: Path, *taken: str) -> list[Row]:
-    """The lines of a file, all of them checked; blank lines do not count.
-
-    Args:
-        path: the file.
-        taken: names that no line may have.
+    """The lines of a file, none with a name that is `taken`; blank lines do not count.
 
     Raises:
         ValueError: names the line, and what is wrong with it.

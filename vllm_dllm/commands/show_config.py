@@ -18,16 +18,10 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the settings that a server would have.
-
-    Args:
-        arguments: the model and all flags, as written after ``vllm serve``.
+    """Print the settings that a server would have with the arguments of ``vllm serve``.
 
     Returns:
         The exit status: 1, with the reason on stderr, if the server would refuse them.
-
-    Raises:
-        SystemExit: ``vllm serve`` has no such flag (status 2), or ``--help`` is among them.
     """
     try:
         installation.load("WARNING")
@@ -42,13 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
-    """What a server would have; plugins must be loaded already.
-
-    Args:
-        arguments: as for `run`.
-
-    Returns:
-        For each setting its name, its value and where the value comes from.
+    """For each setting its name, its value and its source; plugins must be loaded already.
 
     Raises:
         ValueError: the model is not ours, or the server would refuse a setting.
@@ -76,23 +64,15 @@ def explained(
 ) -> list[tuple[str, str, str]]:
     """The settings of a request without options, as (name, value, source).
 
-    Args:
-        served: the server's settings.
-        length_source: where the canvas length comes from.
-        section: the settings that were given to the server.
+    `section` has the settings that were given to the server.
     """
     from vllm_dllm.settings.resolution import DEFAULT, SERVER
 
     choice, settings = served.choose(), served.settings
-    lines = [("algorithm", choice.algorithm.name, choice.sources["algorithm"])]
-    lines += [
-        (name, f"{value:g}", choice.sources[name])
-        for name, value in choice.settings.values().items()
-    ]
-    lines += [
-        ("max_steps", str(choice.max_steps), choice.sources["max_steps"]),
-        ("canvas_length", str(served.length), length_source),
-    ]
+    own = {name: f"{value:g}" for name, value in choice.settings.values().items()}
+    values = {"algorithm": choice.algorithm.name, **own, "max_steps": str(choice.max_steps)}
+    lines = [(name, value, choice.sources[name]) for name, value in values.items()]
+    lines.append(("canvas_length", str(served.length), length_source))
     # What has been explained, and the algorithm's settings, are not repeated.
     for name in vars(settings):
         if name in ("algorithm", "parameters", "max_steps"):

@@ -2,7 +2,7 @@
 
 All settings answer the same problems, by parts of growing size. The first one, the careful setting,
 answers all parts. Another one leaves the race when it is clearly worse than that, or slower than
-one that is known to be good enough. So most of the time goes to those that may win.
+one that is known to be good enough. The report is a table, a plot, and a configuration file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.ranges import SettingsError
+from vllm_dllm.settings.server import NAMES, SETTINGS_KEY
 
 if TYPE_CHECKING:
     from vllm_dllm.settings.resolution import ResolvedDecoding, Served
@@ -33,44 +35,31 @@ SHARES = (1, 2, 4, 8)
 CLEARLY = 1.05
 # Differences of scores are sums of rounded numbers.
 ROUNDING = 1e-9
+COLUMNS = ("problems", "score, %", "95 %", "to careful", "95 %", "tokens/pass", "tokens/s")
+# Colours that can be told apart without telling red from green, and in greyscale.
+FRONT, OTHER, UNFINISHED = "#1f6fb4", "#8a8a8a", "#c9c9c9"
 
 
 @dataclass(frozen=True)
 class Part:
-    """The scores and costs of a setting's answers to a part of the problems.
+    """The scores and costs of a setting's answers to a part of the problems."""
 
-    Attributes:
-        scores: a number between 0 and 1 for each problem.
-        tokens: how many tokens the answers have.
-        passes: how many passes over their canvases they took, commits included.
-        seconds: how long the engine took to answer them together.
-        answers: their token ids, if others are compared with them.
-    """
-
-    scores: list[float]
-    tokens: int
-    passes: int
-    seconds: float
-    answers: list[list[int]] | None = None
+    scores: list[float]  # a number between 0 and 1 for each problem
+    tokens: int  # of all answers
+    passes: int  # over their canvases, commits included
+    seconds: float  # until all were answered together
+    answers: list[list[int]] | None = None  # their token ids, if others are compared with them
 
 
 @dataclass
 class Setting:
-    """A way to decode, and what is known of it.
+    """A way to decode, and what is known of it."""
 
-    Attributes:
-        name: what tables and plots call it.
-        options: request options, without their prefix.
-        choice: the algorithm and all its settings.
-        parts: what it has answered, in the order of the problems.
-        refusal: why the engine refuses such requests; empty if it does not.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    choice: ResolvedDecoding
-    parts: list[Part] = field(default_factory=list)
-    refusal: str = ""
+    name: str  # what tables and plots call it
+    options: Mapping[str, Any]  # of requests, without their prefix
+    choice: ResolvedDecoding  # the algorithm and all its settings
+    parts: list[Part] = field(default_factory=list)  # in the order of the problems
+    refusal: str = ""  # why the engine refuses such requests; empty if it does not
 
     @property
     def scores(self) -> list[float]:
@@ -110,7 +99,7 @@ def interval(values: Sequence[float], *added: float) -> tuple[float, float]:
 
 
 def score_interval(setting: Setting) -> tuple[float, float]:
-    """The interval of a setting's score."""
+    """The interval of a setting's mean score."""
     return interval(setting.scores, 0, 0, 1, 1)
 
 
@@ -140,14 +129,9 @@ def winner(settings: Sequence[Setting], tolerance: float) -> Setting:
 
 
 def still_racing(settings: Sequence[Setting], parts: int, tolerance: float) -> list[Setting]:
-    """The settings that have parts left to answer and may win; the first of them is next.
+    """The settings that have any of `parts` parts left to answer and may win; the first is next.
 
     After a first part of all, the fastest is next: once it is good enough, slower ones cannot win.
-
-    Args:
-        settings: all settings, the careful one first.
-        parts: the number of parts.
-        tolerance: how far below the careful setting's a score may be, between 0 and 1.
     """
     careful = settings[0]
     left = [each for each in settings if len(each.parts) < parts and not each.refusal]
@@ -167,10 +151,7 @@ def still_racing(settings: Sequence[Setting], parts: int, tolerance: float) -> l
 def pareto_front(
     settings: Sequence[Setting], speed: Callable[[Setting], float] = Setting.tokens_per_pass
 ) -> list[Setting]:
-    """Keep the settings that no other beats in speed or score without losing in the other.
-
-    The settings have answered the same problems.
-    """
+    """Keep the settings that no other beats in speed or score without losing in the other."""
     points = [(speed(each), each.score) for each in settings]
 
     def is_beaten(own: tuple[float, float]) -> bool:
@@ -184,11 +165,8 @@ def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]
 
     Carefully, a masked model decides one position in each pass, the most probable one. For a model
     of uniform noise, the careful setting is the server's own. A model that edits has its own rule
-    as the careful one, and no rule takes part that would write the ids of edits into texts.
-
-    Args:
-        served: the server's settings.
-        algorithms: names of the algorithms whose grids are tried; none means all.
+    as the careful one, and no rule takes part that would write the ids of edits into texts. Grids
+    are tried of these algorithms, or of all.
 
     Raises:
         SettingsError: the model has no such algorithm, or it is not for this model.
@@ -231,3 +209,74 @@ def _grid(served: Served, plain: ResolvedDecoding) -> Iterator[dict[str, float]]
         tried["steps"] = sorted({max(1, served.length // share) for share in SHARES})
     for values in itertools.product(*tried.values()):
         yield dict(zip(tried, values, strict=True))
+
+
+def print_table(settings: Sequence[Setting], best: Setting, tolerance: float) -> None:
+    """Print a line for each setting, the most tokens per pass first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table, careful = Table("setting", box=None, pad_edge=False), settings[0]
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in sorted(settings, key=lambda each: -each.tokens_per_pass()):
+        if each.refusal:
+            table.add_row(each.name, *[""] * len(COLUMNS), f"refused: {each.refusal}")
+            continue
+        low, high = (100 * bound for bound in score_interval(each))
+        mean, least, most = (100 * bound for bound in against(each, careful))
+        note = "" if len(each.parts) == len(careful.parts) else "slower"
+        if hopeless(each, careful, tolerance):
+            note = "worse"
+        notes = {id(careful): "careful", id(best): "winner"}
+        table.add_row(
+            each.name,
+            *(str(len(each.scores)), f"{100 * each.score:.1f}", f"{low:.1f} to {high:.1f}"),
+            *(f"{mean:+.1f}", f"{least:+.1f} to {most:+.1f}"),
+            *(f"{each.tokens_per_pass():.2f}", f"{each.tokens_per_second():.0f}"),
+            notes.get(id(each), note),
+        )
+    console = Console()
+    # A file has no width, and its lines must not be folded.
+    (console if console.is_terminal else Console(width=200)).print(table)
+
+
+def draw(settings: Sequence[Setting], best: Setting, path: Path) -> None:
+    """Draw scores with their intervals against tokens per pass and per second, as an SVG file.
+
+    Settings that have not answered all problems are pale, and not on the front. The star has won.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    complete = [each for each in settings if len(each.parts) == len(settings[0].parts)]
+    speeds: Mapping[str, Callable[[Setting], float]] = {
+        "tokens per pass": Setting.tokens_per_pass,
+        "tokens per second": Setting.tokens_per_second,
+    }
+    # Equal figures give equal files.
+    with rc_context({"svg.hashsalt": "vllm-dllm", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        for axis, (name, speed) in zip(axes, speeds.items(), strict=True):
+            front = pareto_front(complete, speed)
+            for each in (each for each in settings if each.parts):
+                x, y = speed(each), 100 * each.score
+                bars = [[abs(100 * bound - y)] for bound in score_interval(each)]
+                colour = FRONT if each in front else OTHER if each in complete else UNFINISHED
+                mark = "*" if each is best else "o"
+                axis.errorbar(x, y, bars, fmt=mark, color=colour, elinewidth=0.6)
+                if each in front:
+                    axis.annotate(each.name, (x, y), fontsize=6, rotation=20)
+            axis.set(xlabel=name, ylabel="score, %")
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "vllm-dllm tune"})
+
+
+def as_yaml(best: Setting, section: Mapping[str, Any]) -> str:
+    """The winner for vLLM's ``--config``, with the engine's settings that are no algorithm's."""
+    import yaml
+
+    kept = {name: value for name, value in section.items() if name in NAMES}
+    chosen = {"algorithm": best.choice.algorithm.name, **best.choice.settings.values()}
+    return yaml.safe_dump({"additional-config": {SETTINGS_KEY: kept | chosen}}, sort_keys=False)

@@ -1,7 +1,7 @@
 """``vllm-dllm tune``: find the setting that answers a user's own prompts in the fewest passes.
 
-One engine answers all prompts with many settings, which requests may choose. What it has measured
-is kept in a file, so that the same command goes on where it was interrupted.
+One engine answers all prompts with many settings. What it has measured is kept in a file, so that
+the same command goes on where it was interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm import __version__
-from vllm_dllm.commands import installation, sweep, sweep_report
+from vllm_dllm.commands import installation, sweep
 from vllm_dllm.commands.prompt_file import Row, conversation, read_prompts
 from vllm_dllm.commands.show_config import reason
 from vllm_dllm.commands.sweep import Part, Setting
@@ -40,17 +40,11 @@ OF_THE_RACE = frozenset({"data", "tolerance", "algorithms", "output"})
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Args:
-        arguments: what follows ``vllm-dllm tune``.
+    """Run the command with what follows ``vllm-dllm tune``.
 
     Returns:
         The exit status: 1, with the reason on stderr, if something is refused or fails, and 130 if
         the sweep is interrupted.
-
-    Raises:
-        SystemExit: there is no such flag (status 2), or ``--help`` is among them.
     """
     try:
         installation.load("WARNING")
@@ -136,17 +130,15 @@ def tune(args: Namespace, rows: Sequence[Row]) -> None:
     finally:
         llm.llm_engine.engine_core.shutdown()
     best = sweep.winner(settings, tolerance)
-    sweep_report.print_table(settings, best, tolerance)
-    sweep_report.draw(settings, best, args.output / "pareto.svg")
+    sweep.print_table(settings, best, tolerance)
+    sweep.draw(settings, best, args.output / "pareto.svg")
     section = (args.additional_config or {}).get(SETTINGS_KEY) or {}
-    (file := args.output / "winner.yaml").write_text(sweep_report.as_yaml(best, section))
+    (file := args.output / "winner.yaml").write_text(sweep.as_yaml(best, section))
     print(f"\nwinner: {best.name}\nvllm serve {args.model} --config {file}")
 
 
 def take_up(log: Path, header: Row, settings: Sequence[Setting]) -> None:
-    """Give settings what an earlier run has measured, or begin the file.
-
-    A line that was cut off when the run ended is dropped.
+    """Give settings what an earlier run has measured, without a line cut off, or begin a file.
 
     Raises:
         ValueError: the file is of other prompts, or of another engine; says what differs.
@@ -215,7 +207,6 @@ class Bench:
 
         Raises:
             VLLMClientError: the engine refuses the setting.
-            RuntimeError: the command's scores cannot be used.
         """
         begin = len(setting.scores)
         self.llm.reset_prefix_cache()  # or only the first setting would compute the prompts
@@ -259,11 +250,7 @@ def agreement(ours: Sequence[int], theirs: Sequence[int]) -> float:
 
 
 def scores_of(command: Sequence[str], rows: Sequence[Row], texts: Sequence[str]) -> list[float]:
-    """The scores that a command prints for outputs, which it reads as lines of JSON.
-
-    Raises:
-        RuntimeError: the command fails, or does not print as many numbers from 0 to 1.
-    """
+    """The scores that a command prints for outputs, which it reads as lines of JSON."""
     pairs = zip(rows, texts, strict=True)
     lines = "".join(json.dumps({**row, "output": text}) + "\n" for row, text in pairs)
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)

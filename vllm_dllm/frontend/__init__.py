@@ -23,7 +23,7 @@ def called(name: str) -> str:
 
 
 def refuse_beam_search() -> NoReturn:
-    """Raise `VLLMValidationError` for a beam search."""
+    """Refuse a beam search."""
     from vllm.exceptions import VLLMValidationError
 
     raise VLLMValidationError(
@@ -35,14 +35,8 @@ def refuse_beam_search() -> NoReturn:
 
 
 class Prompt(NamedTuple):
-    """The prompt that an output follows.
-
-    Attributes:
-        token_ids: its tokens.
-        reasoning_ended: whether vLLM knows that the output begins without, or with, a thought.
-        parser_options: arguments of the request's reasoning parser.
-    """
+    """The prompt that an output follows."""
 
     token_ids: Sequence[int]
-    reasoning_ended: bool | None = None
-    parser_options: Mapping[str, Any] | None = None
+    reasoning_ended: bool | None = None  # whether the output begins without a thought, if known
+    parser_options: Mapping[str, Any] | None = None  # of the request's reasoning parser

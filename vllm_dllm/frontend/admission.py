@@ -1,6 +1,7 @@
 """Admission: which sampling parameters a diffusion request may carry.
 
-Raised errors reach an HTTP client as status 400 with the parameter's name.
+What is refused raises ``VLLMValidationError``, which reaches an HTTP client as status 400 with the
+parameter's name.
 """
 
 from __future__ import annotations
@@ -52,11 +53,7 @@ class AdmittedParams(SamplingParams):
 
 
 def validate_bad_words(params: SamplingParams) -> None:
-    """Refuse bad words that the tokenizer has turned into several ids.
-
-    Raises:
-        VLLMValidationError: there is such a word.
-    """
+    """Refuse bad words that the tokenizer has turned into several ids."""
     if any(len(word) > 1 for word in params.bad_words_token_ids or ()):
         raise VLLMValidationError(
             "bad_words is not supported with diffusion models for words of several tokens: "
@@ -67,11 +64,7 @@ def validate_bad_words(params: SamplingParams) -> None:
 
 
 def validate_numbers(params: SamplingParams) -> None:
-    """Refuse numbers that overflow the types that carry them to the sampler.
-
-    Raises:
-        VLLMValidationError: names the parameter.
-    """
+    """Refuse numbers that overflow the types that carry them to the sampler."""
     numbers = {name: getattr(params, name) for name in params.__struct_fields__}
     repetition = params.repetition_detection
     for field in fields(repetition) if repetition is not None else ():
@@ -104,14 +97,8 @@ def refuse_contradictions(
 ) -> None:
     """Refuse parameters that together leave no token to choose.
 
-    Args:
-        params: with the ids that vLLM adds for end-of-text tokens and bad words.
-        constrained: only ``logprob_token_ids`` may be chosen.
-        mask_token: an id that is never chosen, or None.
-        vocabulary_size: number of ids.
-
-    Raises:
-        VLLMValidationError: names the parameters.
+    `params` has the ids that vLLM adds for end-of-text tokens and bad words. If `constrained`, only
+    its ``logprob_token_ids`` may be chosen.
     """
     own = params.logprob_token_ids if constrained else params.allowed_token_ids
     allowed: Sequence[int] = range(vocabulary_size) if own is None else own
@@ -156,9 +143,6 @@ def validate_sampling_params(
         details: what the server wants to know about the request's steps.
         constraint_yields: the constraint only keeps optional calls valid, and the request did not
             ask for it, so it is dropped where constraints are excluded.
-
-    Raises:
-        VLLMValidationError: names the parameter.
     """
     for parameter, reason in _UNSUPPORTED.items():
         if getattr(params, parameter) is not None:

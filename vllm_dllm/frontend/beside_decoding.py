@@ -1,8 +1,4 @@
-"""Refuses what a request asks for beside its text, where its algorithm or model cannot give it.
-
-This module is loaded for the first request of an algorithm or a model that excludes something, see
-`decoding.base.Beside`.
-"""
+"""Refuses what a request asks for beside its text, where its algorithm or model excludes it."""
 
 from __future__ import annotations
 
@@ -14,12 +10,7 @@ from vllm.sampling_params import SamplingParams
 from vllm_dllm.decoding.base import Beside
 from vllm_dllm.frontend import called
 from vllm_dllm.ranges import listed
-from vllm_dllm.settings.resolution import (
-    REQUEST_PREFIX,
-    TRACING_OPTIONS,
-    ResolvedRequest,
-    Served,
-)
+from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS, ResolvedRequest, Served
 
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 BIASES = ("logit_bias", "allowed_token_ids", "bad_words")
@@ -32,17 +23,7 @@ def refuse_excluded(
     served: Served,
     of_algorithm: frozenset[Beside],
 ) -> None:
-    """Refuse what the request asks for and its algorithm or the served model excludes.
-
-    Args:
-        params: the request's parameters.
-        resolved: its options.
-        served: the model, with what it excludes.
-        of_algorithm: what the request's algorithm excludes.
-
-    Raises:
-        VLLMValidationError: names the parameters.
-    """
+    """Refuse what the request asks for and its algorithm or the served model excludes."""
     for excluded, by in ((of_algorithm, resolved.algorithm), (served.excludes, "this model")):
         for beside, parameters in _asked_for(params, resolved):
             if beside in excluded and parameters:
@@ -58,7 +39,7 @@ def refuse_excluded(
 def _asked_for(
     params: SamplingParams, resolved: ResolvedRequest
 ) -> Iterator[tuple[Beside, list[str]]]:
-    """Yield what a request wants besides its text: the names of its parameters, by kind."""
+    """The parameters by which a request wants more than its text, by kind."""
     yield "constraints", ["structured_outputs"] if params.structured_outputs is not None else []
     asked = ["logprobs"] if params.logprobs is not None else []
     asked += ["logprob_token_ids"] if params.logprob_token_ids else []

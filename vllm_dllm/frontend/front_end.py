@@ -4,10 +4,6 @@ A request passes from vLLM to this package at most three times: an HTTP request 
 begins with it (`http_request.Endpoints.take`), then in the server's client (`FrontEnd.admit`), and
 then where vLLM makes the engine's request (`FrontEnd.process`). An offline request passes through
 `process` only.
-
-A constraint is compiled in another process while other requests are served: only its own request
-waits for it. The HTTP server begins no stream before its request has passed `admit` and `process`,
-see `frontend.http_server`.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import FRONT_END, Prompt, current
+from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
@@ -35,21 +31,10 @@ if TYPE_CHECKING:
     from vllm_dllm.frontend.structured_output import StructuredOutput
 
 
-def front_end_of(input_processor: Any) -> FrontEnd | None:
-    """The `FrontEnd` of vLLM's input processor; None if it has none or is itself None."""
-    front_end: FrontEnd | None = getattr(input_processor, FRONT_END, None)
-    return front_end
-
-
 class FrontEnd:
-    """Receives the requests for one served model.
+    """Receives the requests for one served model."""
 
-    Attributes:
-        tokenizer: returns vLLM's tokenizer.
-        traces_all: whether every request is traced, for the live page.
-    """
-
-    traces_all = False
+    traces_all = False  # whether every request is traced, for the live page
 
     def __init__(
         self,
@@ -57,35 +42,22 @@ class FrontEnd:
         tokenizer: Callable[[], Any],
         at_end: Callable[[Callable[[], None]], Any],
     ) -> None:
-        """Collect what requests need to know about the model.
-
-        Args:
-            vllm_config: the configuration of the model's server.
-            tokenizer: returns vLLM's tokenizer.
-            at_end: registers a function that is called when the engine ends.
-        """
+        """Prepare for requests; `at_end` registers what is called when the engine ends."""
         self.vocabulary_size = vllm_config.model_config.get_vocab_size()
         self.served = vllm_config.model_config.dllm
-        self.tokenizer = tokenizer
-        self._config, self._at_end = vllm_config, at_end
+        self._config, self._tokenizer, self._at_end = vllm_config, tokenizer, at_end
 
     @cached_property
     def structured(self) -> StructuredOutput:
         """The compiler of structured-output constraints."""
         from vllm_dllm.frontend.structured_output import StructuredOutput
 
-        return StructuredOutput(self._config, self.tokenizer, self._at_end)
+        return StructuredOutput(self._config, self._tokenizer, self._at_end)
 
     async def admit(self, params: Any, prompt: Prompt) -> Any:
-        """Wait for a request's constraint, before anything else is done for the request.
+        """Wait for a request's constraint; returns the parameters to continue with.
 
-        Args:
-            params: the request's parameters, which are not changed; anything but sampling
-                parameters has no constraint.
-            prompt: what the request answers.
-
-        Returns:
-            The parameters to continue with.
+        The constraint is compiled in another process while other requests are served.
 
         Raises:
             VLLMValidationError: an option or the constraint is refused.
@@ -101,16 +73,11 @@ class FrontEnd:
     def process(self, make: Callable[[Any], Any], params: Any) -> Any:
         """Make the engine's request, with a constraint's automaton in place of vLLM's grammar.
 
-        The automaton of a request that `admit` has waited for is there already. Offline, this waits
-        for it, which blocks no event loop.
+        Offline, this waits for the automaton; no event loop is blocked. Errors are as for `admit`.
 
         Args:
             make: makes vLLM's engine request from parameters.
             params: the user's parameters, which are not changed, or what `admit` has returned.
-
-        Raises:
-            VLLMValidationError: the request cannot be served.
-            ConstraintsBusyError: other constraints kept its own from being compiled.
         """
         if not isinstance(params, SamplingParams):
             return make(params)
@@ -137,11 +104,8 @@ class FrontEnd:
         return params is not None and bool(params.extra_args[RESOLVED].step_details)
 
     def _prepare(self, params: SamplingParams) -> tuple[AdmittedParams, ResolvedRequest]:
-        """A copy of a request's parameters, validated and with its final constraint; its options.
-
-        Parameters that `admit` has prepared are returned unchanged.
-        """
-        if isinstance(params, AdmittedParams):
+        """A validated copy of a request's parameters, with its final constraint; its options."""
+        if isinstance(params, AdmittedParams):  # `admit` has prepared them
             return params, params.extra_args[RESOLVED]
         prepared, http = AdmittedParams.of(params), current.get()
         if http is not None and http.path.endswith("/generative_scoring"):
@@ -167,10 +131,7 @@ class FrontEnd:
         """Lower ``max_tokens`` to what the context leaves after the prompt.
 
         Tokens beyond the context are never put out, and their number may overflow an int32 in
-        vLLM's worker.
-
-        Raises:
-            VLLMValidationError: ``min_tokens`` exceeds that, so the request would never end.
+        vLLM's worker. With a larger ``min_tokens`` the request would never end: it is refused.
         """
         # With ``--max-model-len auto`` vLLM fits the length into memory when the engine starts.
         room = self._config.model_config.max_model_len - prompt_length

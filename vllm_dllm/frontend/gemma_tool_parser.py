@@ -1,8 +1,4 @@
-"""VLLM's parser for Gemma's tool calls, with a structural tag that constrains the calls.
-
-This module is imported only when a server asks for the parser ``gemma4``, because vLLM's parser
-takes a while to import.
-"""
+"""VLLM's parser for Gemma's tool calls, with a structural tag that constrains the calls."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from vllm.tool_parsers.gemma4_engine_tool_parser import Gemma4EngineToolParser
 
 from vllm_dllm.frontend.tool_calls import GEMMA_BEGIN
 
-# Our name for the structural tag of Gemma's calls.
 GEMMA = "gemma4"
 
 
@@ -22,12 +17,8 @@ def gemma_structural_tag(tools: list[Any], builtin: Any, tool_choice: str, *_: A
     """The structural tag for Gemma's calls, for which vLLM has none.
 
     The tag has the JSON schema of a call's arguments in the place of the arguments in Gemma's
-    notation, because xgrammar has no format for these. `tool_calls` inserts our format.
-
-    Args:
-        tools: functions, as vLLM's registry of structural tags passes them.
-        builtin: other tools, which Gemma's calls do not support.
-        tool_choice: ``auto``, ``required`` or ``forced``.
+    notation, because xgrammar has no format for these. `tool_calls` inserts our format. Arguments
+    are those of vLLM's registry; `builtin` tools are not supported in Gemma's calls.
     """
     tags = [
         formats.TagFormat(

@@ -34,28 +34,17 @@ _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 
 @dataclass
 class HttpRequest:
-    """The state of an HTTP request while it is being answered.
+    """The state of an HTTP request while it is being answered."""
 
-    Attributes:
-        path: path of its endpoint; empty if vLLM's handlers are called without a server.
-        client: who sends it, by API key or address.
-        request: the request as vLLM's handler received it; None for an endpoint that generates
-            nothing.
-        asks_for_calls: see `tool_calls.asks_for_calls`.
-        constrained_by: the field that asks for its constraint; "" if none of its own does.
-        traced: whether its answer gets traces.
-        queues: vLLM's output queue of each of its prompts; None until the engine has taken it.
-        error: why the request, or one of its prompts, was not given to the engine.
-    """
-
-    path: str = ""
-    client: str = ""
-    request: Any = None
-    asks_for_calls: bool | None = None
-    constrained_by: str = ""
-    traced: bool = False
+    path: str = ""  # of its endpoint; empty if vLLM's handlers are called without a server
+    client: str = ""  # who sends it, by API key or address
+    request: Any = None  # as vLLM's handler received it; None if the endpoint generates nothing
+    asks_for_calls: bool | None = None  # see `tool_calls.asks_for_calls`
+    constrained_by: str = ""  # the field that asks for its constraint; "" if none of its own does
+    traced: bool = False  # whether its answer gets traces
+    # vLLM's output queue of each prompt; None until the engine has taken it.
     queues: list[Any] = field(default_factory=list)
-    error: Exception | None = None
+    error: Exception | None = None  # why one of its prompts was not given to the engine
 
     @property
     def admitted(self) -> bool:
@@ -73,10 +62,9 @@ class HttpRequest:
         self.error = error if known else EngineGenerateError()
 
     def sets_its_maximum(self) -> bool:
-        """Whether the request sets a maximum number of output tokens.
+        """Whether the request, not the server, sets a maximum number of output tokens.
 
-        The server's defaults do not count, except the one for completions, which vLLM writes into
-        every request.
+        The default for completions counts, because vLLM writes it into every request.
         """
         request = self.request
         if hasattr(request, "is_sampling_param_provided"):
@@ -93,7 +81,7 @@ class HttpRequest:
         return _NAMES.get(self.path, {}).get(name, name)
 
     def constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
-        """The constraint of the request, for which vLLM has made these parameters."""
+        """The constraint of the request, from which vLLM has made these parameters."""
         if not known(self.request, "tools"):
             return params.structured_outputs
         from vllm_dllm.frontend.tool_calls import constrained_calls
@@ -103,12 +91,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """The endpoints of a server that generate text.
-
-    Attributes:
-        request_classes: vLLM's classes of the requests to them.
-        options: the names of our options, without the prefix.
-    """
+    """The classes of requests that generate text, and our options' names without their prefix."""
 
     request_classes: tuple[type[Any], ...]
     options: Collection[str]
@@ -116,12 +99,7 @@ class Endpoints:
     def take(self, request: Any) -> None:
         """Note an HTTP request as vLLM's handler begins with it, before vLLM changes it.
 
-        Args:
-            request: a request of vLLM's HTTP server.
-
-        Raises:
-            VLLMValidationError: an option of ours is misplaced, or it asks for a beam search, or
-                for two constraints.
+        Misplaced options of ours, beam searches and second constraints are refused.
         """
         if not isinstance(request, self.request_classes):
             return
@@ -132,7 +110,7 @@ class Endpoints:
         if http is None or not http.path:  # vLLM's handlers are called without its server
             http = HttpRequest()
             current.set(http)
-        if http.path.endswith("/v1/messages"):
+        if http.path.endswith("/v1/messages") and request.messages:  # vLLM refuses it without
             continue_last_message(request)
         http.traced = asks_for_traces(request, http.path)
         http.constrained_by = constraining_field(request, http.path)
@@ -146,12 +124,6 @@ class Endpoints:
         """Refuse our own options where nobody reads them: outside ``vllm_xargs``, or misnamed.
 
         Whatever else an endpoint does not know is ignored, as for any model.
-
-        Args:
-            fields: fields of a request, with their values.
-
-        Raises:
-            VLLMValidationError: names the field of the HTTP request and where it belongs.
         """
         for name, value in fields.items():
             if value is None:
@@ -182,15 +154,10 @@ def _holds_options(value: Any) -> bool:
 
 
 def continue_last_message(request: Any) -> None:
-    """Make an answer at ``/v1/messages`` continue a text with which the assistant ends.
+    """Make an answer continue a text with which the assistant ends, as in Anthropic's own API.
 
-    Anthropic's own API does the same. vLLM begins a new message after it, as here after calls.
-
-    Args:
-        request: a request of vLLM's HTTP server, which may be changed.
+    There vLLM begins a new message, as here after calls.
     """
-    if not request.messages:
-        return  # vLLM refuses it
     last = request.messages[-1]
     text = last.keys() == {"role", "content"} and isinstance(last["content"], str)
     if last["role"] == "assistant" and text:
@@ -212,16 +179,7 @@ def constraining_field(request: Any, path: str) -> str:
 
 
 def asks_for_traces(request: Any, path: str) -> bool:
-    """Whether an HTTP request asks for anything that `frontend.traces` provides.
-
-    Args:
-        request: a request of vLLM's HTTP server.
-        path: the path of its endpoint.
-
-    Raises:
-        VLLMValidationError: the endpoint's answer has no place for it; the message names the
-            option.
-    """
+    """Whether a request asks for traces; refuses those for which its answer has no place."""
     sampling = getattr(request, "sampling_params", None)
     extra = getattr(request, "vllm_xargs", None) or getattr(sampling, "extra_args", None) or {}
     asked = [REQUEST_PREFIX + name for name in TRACING_OPTIONS if extra.get(REQUEST_PREFIX + name)]

@@ -38,12 +38,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def install(app: Starlette, refuse_misplaced: Callable[[Mapping[str, Any]], None]) -> None:
-    """Add this module's middleware and checks to vLLM's application.
-
-    Args:
-        app: an application that has not served a request yet.
-        refuse_misplaced: raises for our options among fields of a request.
-    """
+    """Add to vLLM's application the middleware, and `refuse_misplaced` for fields of requests."""
     # The innermost middleware, so that the others (metrics, CORS) see the status that is sent.
     app.user_middleware.append(Middleware(StatusAfterAdmission))
 
@@ -69,7 +64,7 @@ class StatusAfterAdmission:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Any, send: Send) -> None:
-        """Answer a request; see ASGI for the arguments."""
+        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,10 +1,9 @@
 """Hand vLLM's parsers of reasoning and tool calls one token at a time.
 
 vLLM's parsers were written for answers that grow by one token. Several of them go wrong if a delta
-has more: they leak a marker into the text, lose a call, or raise. A block-diffusion model always
-answers with several tokens at once. `one_token_at_a_time` makes a parser class take a delta of k
-tokens as k deltas of one, and joins what comes out, so a stream is parsed as that of an
-autoregressive model is.
+has more, as those of a block-diffusion model have: they leak a marker into the text, lose a call,
+or raise. `one_token_at_a_time` makes a parser class take a delta of k tokens as k deltas of one,
+and joins what comes out, so a stream is parsed as that of an autoregressive model is.
 """
 
 from __future__ import annotations
@@ -65,24 +64,20 @@ def _joined_text(pieces: Iterable[str | None]) -> str | None:
 
 
 def split_open_call_first(
-    original: Callable[[DeltaMessage], list[DeltaMessage]],
-) -> Callable[[DeltaMessage], list[DeltaMessage]]:
-    """Wrap what splits a message into the events of the Responses API: text, and then calls.
+    original: Callable[[DeltaMessage], list[DeltaMessage]], delta: DeltaMessage
+) -> list[DeltaMessage]:
+    """Split a message into the events of the Responses API, which vLLM orders as text, then calls.
 
     The arguments of a call that began in an earlier message must come first, because the API ends a
     call where text follows.
     """
-
-    def split_delta(delta: DeltaMessage) -> list[DeltaMessage]:
-        calls = delta.tool_calls
-        named = {call.index for call in calls if call.function and call.function.name is not None}
-        going_on = [call for call in calls if call.index not in named]
-        if not going_on:
-            return original(delta)
-        rest = delta.model_copy(update={"tool_calls": [c for c in calls if c not in going_on]})
-        return [*original(DeltaMessage(tool_calls=going_on)), *original(rest)]
-
-    return split_delta
+    calls = delta.tool_calls
+    named = {call.index for call in calls if call.function and call.function.name is not None}
+    going_on = [call for call in calls if call.index not in named]
+    if not going_on:
+        return original(delta)
+    rest = delta.model_copy(update={"tool_calls": [c for c in calls if c not in going_on]})
+    return [*original(DeltaMessage(tool_calls=going_on)), *original(rest)]
 
 
 class _OneTokenDeltas(Parser):
@@ -123,7 +118,6 @@ class _TokenTexts:
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: list[int] | None, request: Any) -> None:
-        """Prepare for one answer; `request` is that of the HTTP server."""
         params = SamplingParams(
             # Since vLLM 0.33, None leaves it to the server, which hides them by default.
             skip_special_tokens=request.skip_special_tokens is not False,
@@ -145,13 +139,10 @@ class _TokenTexts:
         self._text = ""
 
     def split(self, text: str, ids: list[int], finished: bool) -> Iterator[tuple[str, list[int]]]:
-        """Yield the text and the id of each token whose text is complete.
+        """Take in what arrives; yield text and id of each token whose text is complete.
 
-        Args:
-            text: the text that arrives.
-            ids: the tokens that arrive.
-            finished: nothing follows. All tokens are yielded; those that the answer's text does not
-                show (an end token, what follows a stop string) have an empty text.
+        With `finished` nothing follows, and all tokens are yielded; those that the answer's text
+        does not show (an end token, what follows a stop string) have an empty text.
         """
         self._text += text
         for token in ids:

@@ -3,6 +3,9 @@
 vLLM's own structured output follows a grammar token by token from left to right, but a canvas is
 not written in that order. So a request's ``structured_outputs`` never leave the front end. The
 constraint is compiled into an automaton, which reaches the worker in the request's extra arguments.
+
+As in vLLM, a constraint begins after the thought, if the server has a reasoning parser and its
+option ``enable_in_reasoning`` is not set. Here the parser's marker must end the thought in time.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Vocabulary
+from canvas_grammar import CompiledConstraint, Constraint, ConstraintError, Thought, Vocabulary
 from canvas_grammar.pool import BusyError, CompilerPool
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.logger import init_logger
+from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from vllm_dllm.frontend import called, current
@@ -32,15 +36,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.dllm")
 
-# vLLM's field for each kind of constraint, and our name of the kind.
-KIND_OF_FIELD = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "grammar": "grammar",
-    "json_object": "json_object",
-    "structural_tag": "structural_tag",
-}
+# vLLM's field for each kind of constraint. All but the first are our names of the kinds, too.
+FIELDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # The fields of a model's config that name tokens which are no part of an output.
 UNWRITTEN = [
     f"{name}_token_id" for name in ("pad", "image", "boi", "eoi", "video", "audio", "boa", "eoa")
@@ -54,53 +51,63 @@ class ConstraintsBusyError(GracefulHTTPError):
 
 
 def constraint_of(structured: StructuredOutputsParams, forbids_whitespace: bool) -> Constraint:
-    """The constraint that a request asks for, in JSON without white space if the server forbids it.
-
-    Raises:
-        ConstraintError: the constraint is not supported; the message has the reason.
-    """
+    """The constraint that a request asks for; raises `ConstraintError` if it is not supported."""
     if structured.disable_additional_properties:
         raise ConstraintError(
             "disable_additional_properties is not supported with diffusion models: say "
             '"additionalProperties": false in the schema'
         )
-    field = next(name for name in KIND_OF_FIELD if getattr(structured, name) is not None)
+    field = next(name for name in FIELDS if getattr(structured, name) is not None)
+    kind = "json_schema" if field == "json" else field
     whitespace = structured.whitespace_pattern
     if whitespace is None and (
         structured.disable_any_whitespace
         or (forbids_whitespace and field in ("json", "json_object"))
     ):
         whitespace = ""  # the pattern that allows none
-    return Constraint.from_value(KIND_OF_FIELD[field], getattr(structured, field), whitespace)
+    return Constraint.from_value(kind, getattr(structured, field), whitespace)
 
 
 def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int]) -> list[str]:
     """Names of the parameters that might end a constrained output early, or keep it from ending.
 
-    Texts in ``stop``, for which vLLM's front end looks, cut it as they cut any output.
+    Texts in ``stop`` are no such parameter: they cut it as they cut any output.
     """
     other_stop_tokens = set(params.stop_token_ids or ()) - set(end_tokens)
-    incompatible = {
-        f"stop_token_ids={shown(sorted(other_stop_tokens))}": bool(other_stop_tokens),
-        "ignore_eos": params.ignore_eos,
-        "min_tokens": params.min_tokens > 0,
-        **{
-            name: bool((params.extra_args or {}).get(name))
-            for name in ("diffusion_pinned", "diffusion_read_only", "diffusion_constrained")
-        },
-    }
-    return [name for name, is_set in incompatible.items() if is_set]
+    names = [f"stop_token_ids={shown(sorted(other_stop_tokens))}"] * bool(other_stop_tokens)
+    names += [name for name in ("ignore_eos", "min_tokens") if getattr(params, name)]
+    options = ("diffusion_pinned", "diffusion_read_only", "diffusion_constrained")
+    return names + [name for name in options if (params.extra_args or {}).get(name)]
+
+
+def thought_after(prompt: Prompt, name: str, tokenizer: Any, may_be_all: bool) -> Thought | None:
+    """The thought that the answer to a prompt begins with, or None; `name` is that of its parser.
+
+    Raises:
+        ConstraintError: the parser does not say where a thought ends.
+    """
+    if prompt.reasoning_ended:
+        return None
+    options = prompt.parser_options or {}
+    parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer, **options)
+    ids = list(prompt.token_ids)
+    if prompt.reasoning_ended is None and parser.is_reasoning_end(ids):
+        return None
+    end = parser.reasoning_end_str
+    marker = tokenizer.encode(end, add_special_tokens=False) if end else []
+    if not end or not parser.is_reasoning_end([*ids, *marker]):
+        raise ConstraintError(
+            f"structured outputs after reasoning are not supported with --reasoning-parser {name}, "
+            "which does not say where a thought ends; serve without it, or with "
+            "--structured-outputs-config.enable_in_reasoning"
+        )
+    # A marker of calls may end a thought, too; what follows would be no constrained call.
+    others = sorted(getattr(parser, "reasoning_end_token_ids", ()))
+    return Thought(end, tuple(tokenizer.convert_ids_to_tokens(others)), may_be_all)
 
 
 class StructuredOutput:
-    """Compiles the constraints of requests for one model.
-
-    Attributes:
-        end_tokens: ids that end a text.
-        forbids_whitespace: the server wants JSON without white space.
-        tokenizer: returns vLLM's tokenizer.
-        reasoning_parser: the name of the parser of thoughts that constraints do not cover, or "".
-    """
+    """Compiles the constraints of requests for one model."""
 
     def __init__(
         self,
@@ -115,6 +122,7 @@ class StructuredOutput:
         self.end_tokens = {*ends, tokenizer().eos_token_id}
         outputs = vllm_config.structured_outputs_config
         self.forbids_whitespace = outputs.disable_any_whitespace
+        # The parser of thoughts that constraints do not cover, or "".
         self.reasoning_parser = "" if outputs.enable_in_reasoning else outputs.reasoning_parser
         self.tokenizer = tokenizer
         config = model.hf_config
@@ -129,36 +137,26 @@ class StructuredOutput:
         at_end(self._pool.close)
 
     def reconcile(self, params: SamplingParams, asks_for_calls: bool | None) -> None:
-        """Make a request's other parameters agree with its constraint, or refuse them.
+        """Refuse parameters that might end a constrained output early or keep it from ending.
 
-        A constraint that only keeps optional calls valid yields. If other parameters conflict with
-        a constraint, it is dropped unless it was asked for, because vLLM serves such a request by
-        default.
-
-        Args:
-            params: the parameters of a request with a constraint; ``structured_outputs`` may become
-                None.
-            asks_for_calls: see `tool_calls.asks_for_calls`.
-
-        Raises:
-            VLLMValidationError: a parameter, which the message names, might end the output early or
-                keep it from ending.
+        A constraint that only keeps optional calls valid, and was not asked for (see
+        `tool_calls.asks_for_calls`), is dropped instead, because vLLM serves such a request.
         """
         names = incompatible_parameters(params, self.end_tokens)
         if names and asks_for_calls is False:
             _drop(params, names[0].partition("=")[0])
         elif names:
-            raise VLLMValidationError(
-                f"{called('structured_outputs')}: {names[0]} is not supported together with "
-                "structured outputs with diffusion models: an output ends where its constraint is "
-                "satisfied, and nowhere else.",
-                parameter=called("structured_outputs"),
+            raise _for_client(
+                ConstraintError(
+                    f"{names[0]} is not supported together with structured outputs with diffusion "
+                    "models: an output ends where its constraint is satisfied, and nowhere else"
+                )
             )
 
     def submit(
         self, params: SamplingParams, depth: int | None, prompt: Prompt
     ) -> Future[CompiledConstraint]:
-        """Start compiling the constraint of a request.
+        """Start compiling the constraint of a request; returns a future for `attach`.
 
         Equal constraints are compiled once, so this may be called again for the same request. Over
         HTTP a constraint waits only for a while until others are compiled.
@@ -168,20 +166,15 @@ class StructuredOutput:
             depth: how deeply calls of the constraint's rules may nest; None for the usual number.
             prompt: what the request answers; only that of its first call counts.
 
-        Returns:
-            A future of the automaton that the request's output must follow, for `attach`.
-
         Raises:
             VLLMValidationError: the request cannot be served.
-            ConstraintsBusyError: it cannot be served now.
+            ConstraintsBusyError: other constraints kept its own from being compiled.
         """
         http = current.get()
         try:
             constraint = constraint_of(params.structured_outputs, self.forbids_whitespace)
             hides = constraint.kind == "structural_tag" and params.skip_special_tokens
             if self.reasoning_parser and THOUGHT not in (known := vars(params)):
-                from vllm_dllm.frontend.reasoning import thought_after
-
                 optional = http is not None and http.asks_for_calls is not None
                 known[THOUGHT] = thought_after(
                     prompt, self.reasoning_parser, self.tokenizer(), optional
@@ -197,14 +190,13 @@ class StructuredOutput:
         """Wait until a request's constraint is compiled; arguments and errors as for `submit`.
 
         If it is refused and consists of optional calls that the request does not ask for, it is
-        dropped: ``structured_outputs`` of the request becomes None.
+        dropped.
         """
         http = current.get()
         try:
             automaton = self.submit(params, depth, prompt)
             # Other requests may wait for the same automaton, so a request that stops waiting must
-            # not cancel it. Retrieving its error here keeps asyncio from logging it as never
-            # retrieved.
+            # not cancel it. asyncio would log an error that is never retrieved.
             waiting = asyncio.shield(asyncio.wrap_future(automaton))
             await asyncio.gather(waiting, return_exceptions=True)
             _result(automaton)
@@ -223,11 +215,7 @@ class StructuredOutput:
             future: the result of `submit`.
             params: the final parameters of the request, whose ``max_tokens`` may be lowered.
             most: the most tokens that may be generated, unless the shortest output takes more; None
-                for a request that sets ``max_tokens``.
-
-        Raises:
-            VLLMValidationError: the constraint is refused, or ``max_tokens`` is too small for it.
-            ConstraintsBusyError: other constraints kept it from being compiled.
+                for a request that sets ``max_tokens``. If that is too small, it is refused.
         """
         automaton = _result(future)
         assert params.max_tokens is not None
@@ -252,8 +240,7 @@ def _drop(params: SamplingParams, reason: str) -> None:
 
 def _result(future: Future[CompiledConstraint]) -> CompiledConstraint:
     """Wait for a compiled automaton; its error is raised as the client gets it."""
-    # The future's own error is not raised: other requests get the same one, and each time it would
-    # grow by a traceback.
+    # Other requests get the future's own error, too, which would grow by a traceback each time.
     problem = future.exception()
     if isinstance(problem, (ConstraintError, BusyError)):
         raise _for_client(problem)
@@ -270,7 +257,6 @@ def _vocabulary(
 
 
 def _for_client(error: ConstraintError | BusyError) -> Exception:
-    """The error that a client gets."""
     message = f"{called('structured_outputs')}: {error}."
     if isinstance(error, BusyError):
         return ConstraintsBusyError(message, HTTPStatus.SERVICE_UNAVAILABLE)

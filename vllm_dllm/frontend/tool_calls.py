@@ -32,19 +32,15 @@ GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def asks_for_calls(request: Any) -> bool | None:
-    """Whether a request that is constrained only by optional tool calls asks for this constraint.
-
-    Args:
-        request: a request of vLLM's HTTP server with tools, as it arrived. vLLM turns the tools
-            into a constraint later.
+    """Whether a request that only its optional tools constrain asks for this constraint.
 
     Returns:
         True if a tool is strict or the request sets an option of constraints; otherwise the server
         has added the constraint. None for a request with a required call or a format of its own.
 
     Raises:
-        VLLMValidationError: the request has a constraint next to a required call. vLLM would
-            replace it by the call's schema.
+        VLLMValidationError: the request has a constraint next to a required call, by whose schema
+            vLLM would replace it.
     """
     if request.structured_outputs is not None and _is_forced(request.tool_choice):
         raise VLLMValidationError(
@@ -61,11 +57,11 @@ def asks_for_calls(request: Any) -> bool | None:
         return None
     options = request.vllm_xargs or {}
     by_option = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
-    return by_option or any(_is_strict(tool) for tool in request.tools)
+    return by_option or any(map(_is_strict, request.tools))
 
 
 def check_parser(name: str) -> None:
-    """Say when a server starts that calls for its ``--tool-call-parser`` cannot be required."""
+    """Log a warning if calls for the server's ``--tool-call-parser`` cannot be required."""
     parser = ToolParserManager.get_tool_parser(name)
     if not parser.supports_required_and_named and parser.structural_tag_model is None:
         logger.warning(
@@ -79,11 +75,7 @@ def check_parser(name: str) -> None:
 def constrained_calls(
     request: Any, structured: StructuredOutputsParams | None
 ) -> StructuredOutputsParams | None:
-    """The constraint of a request with tools.
-
-    Args:
-        request: a request of vLLM's HTTP server with tools.
-        structured: the constraint that vLLM made from it.
+    """The constraint of an HTTP request with tools, given the one that vLLM made from it.
 
     Raises:
         VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the

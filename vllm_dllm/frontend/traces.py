@@ -6,20 +6,17 @@
                                         the answer is finished
 
 All of them describe the whole output so far, even if an output carries only what is new. Over HTTP
-the same fields are in each choice of an answer that is not streamed; the fields of `Replay` stand
-there individually.
+they are in each choice of an answer that is not streamed; the fields of `Replay` individually.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.settings.resolution import StepDetails
-from vllm_dllm.tracing.assembly import Assembly
-from vllm_dllm.tracing.trace import Replay
+from vllm_dllm.tracing.trace import Assembly, Replay
 from vllm_dllm.vllm_seams.channels import records as channel
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 
 # The attribute of vLLM's output processor that holds the `LiveTraces` of a server that shows them.
 LIVE_TRACES = "dllm_live_traces"
-STEP_MAPS, TRACE, REPLAY = "step_maps", "diffusion_trace", "diffusion_replay"
 
 
 def take_records(
@@ -35,10 +31,7 @@ def take_records(
 ) -> None:
     """Take the records off the engine's outputs, which then have the form that vLLM expects.
 
-    Args:
-        request_states: vLLM's ``RequestState`` of each running request, by id.
-        outputs: vLLM's ``EngineCoreOutput``.
-        live: receives the records of every request if the server shows them.
+    `live` receives the records of every request if the server shows them.
     """
     for output in outputs:
         sent = channel.take_records(output)
@@ -57,12 +50,7 @@ def take_records(
 
 
 def add_traces(state: Any, completion: Any) -> None:
-    """Attach what a request asked for to one of its outputs.
-
-    Args:
-        state: vLLM's ``RequestState``.
-        completion: vLLM's ``CompletionOutput``, made from the state.
-    """
+    """Attach what a request asked for to vLLM's ``CompletionOutput``, made from its state."""
     assembly: Assembly | None = getattr(state, "dllm_assembly", None)
     if assembly is None:
         return
@@ -79,32 +67,26 @@ def add_traces(state: Any, completion: Any) -> None:
         state.queue.dllm_outputs = others | {completion.index: completion}
 
 
-def fields_of(completion: Any) -> dict[str, Any]:
-    """Return the fields to add to a choice of an HTTP answer, as plain values.
-
-    Args:
-        completion: vLLM's ``CompletionOutput``.
-    """
+def _fields(completion: Any) -> dict[str, Any]:
+    """The fields that vLLM's ``CompletionOutput`` adds to its choice, as plain values."""
     fields: dict[str, Any] = {}
-    if hasattr(completion, STEP_MAPS):
-        fields[STEP_MAPS] = getattr(completion, STEP_MAPS)
-    if hasattr(completion, TRACE):
-        fields[TRACE] = getattr(completion, TRACE).as_json()
-    if hasattr(completion, REPLAY):
-        fields.update(asdict(getattr(completion, REPLAY)))
+    if hasattr(completion, "step_maps"):
+        fields["step_maps"] = completion.step_maps
+    if hasattr(completion, "diffusion_trace"):
+        fields["diffusion_trace"] = completion.diffusion_trace.as_json()
+    if hasattr(completion, "diffusion_replay"):
+        fields |= vars(completion.diffusion_replay)
     return fields
 
 
 def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
-    """Add to the choices of an HTTP answer what its request asked for.
+    """Add to the choices of an HTTP answer, JSON, what its request asked for.
 
-    Args:
-        body: JSON; a body without choices is left unchanged.
-        queues: vLLM's ``RequestOutputCollector`` of each of the request's prompts.
+    `queues` has vLLM's ``RequestOutputCollector`` of each of the request's prompts.
     """
     answer = json.loads(body)
     kept = [getattr(queue, "dllm_outputs", {}) for queue in queues]
     completions = [outputs[index] for outputs in kept for index in sorted(outputs)]
     for choice in answer.get("choices", ()):
-        choice.update(fields_of(completions[choice["index"]]))
+        choice.update(_fields(completions[choice["index"]]))
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()

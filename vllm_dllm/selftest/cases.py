@@ -1,7 +1,6 @@
 """The cases of a self-test: the ways of serving that a machine has.
 
-`attention.routes` says whether a case can be served, as it does for a server. A case that asks for
-something that the machine lacks gets the nearest that it has, see `_fitted`. Tokens are compared
+`attention.routes` says whether a case can be served, as it does for a server. Tokens are compared
 exactly in float32 only, so most cases are in float32 where the backend has it.
 """
 
@@ -40,31 +39,18 @@ GRAPHS = "FULL_AND_PIECEWISE"  # vLLM's default
 
 @dataclass(frozen=True)
 class Case:
-    """One way of serving. `DEFAULT` leaves a field to the server.
+    """One way of serving. `DEFAULT` leaves a field to the server."""
 
-    Attributes:
-        family: one of `FAMILIES`.
-        backend: the attention backend.
-        graphs: vLLM's mode of CUDA graphs, or `EAGER`.
-        kernels: ``dllm.kernels``.
-        dtype: of the model.
-        scheduling: ``async`` or ``sync``.
-        cache: dtype of the KV cache, ``auto`` for the model's.
-        window: ``dllm.window``.
-        flash: version of FlashAttention; None for other backends.
-        fused_commit: ``dllm.fused_commit``.
-    """
-
-    family: str
-    backend: str = DEFAULT
-    graphs: str = DEFAULT
-    kernels: str = DEFAULT
-    dtype: str = "bfloat16"
-    scheduling: str = DEFAULT
-    cache: str = "auto"
-    window: str = "symmetric"
-    flash: int | None = None
-    fused_commit: str = DEFAULT
+    family: str  # one of `FAMILIES`
+    backend: str = DEFAULT  # of attention
+    graphs: str = DEFAULT  # vLLM's mode of CUDA graphs, or `EAGER`
+    kernels: str = DEFAULT  # ``dllm.kernels``
+    dtype: str = "bfloat16"  # of the model
+    scheduling: str = DEFAULT  # ``async`` or ``sync``
+    cache: str = "auto"  # dtype of the KV cache, ``auto`` for the model's
+    window: str = "symmetric"  # ``dllm.window``
+    flash: int | None = None  # version of FlashAttention; None for other backends
+    fused_commit: str = DEFAULT  # ``dllm.fused_commit``
 
     @property
     def name(self) -> str:
@@ -125,13 +111,10 @@ def cases_of(device: Device, fp8_cache: bool = False, old_compiler: bool = False
     asked.append(Case("diffusion_gemma", graphs=GRAPHS, dtype="float32", window="reference"))
     for family in FAMILIES:
         asked += _on_each_backend(device, family)
-    fitted = dict.fromkeys(_fitted(device, case) for case in asked)
-    cannot = {case for case in fitted if old_compiler and _compiles_torch(device, case)}
-    return [one for one in fitted if one not in cannot and route_of(device, one) is not None]
-
-
-def _compiles_torch(device: Device, case: Case) -> bool:
-    return device.platform != "cpu" and case.kernels == "torch" and case.graphs != EAGER
+    fitted = list(dict.fromkeys(_fitted(device, case) for case in asked))
+    if old_compiler and device.platform != "cpu":
+        fitted = [one for one in fitted if one.kernels != "torch" or one.graphs == EAGER]
+    return [one for one in fitted if route_of(device, one) is not None]
 
 
 def _on_each_backend(device: Device, family: str) -> Iterator[Case]:

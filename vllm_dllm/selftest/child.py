@@ -3,7 +3,7 @@
     python -m vllm_dllm.selftest.child JOB.json ANSWER.json
 
 A job has a `case`, a `model` (a folder), and `requests` and `problems` of a golden file. The
-process judges nothing: the answers go to the parent. A process that dies leaves no answers.
+answers go to the parent, which judges them. A process that dies leaves no answers.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def engine_options(case: Mapping[str, Any], model: str) -> dict[str, Any]:
         "gpu_memory_utilization": 0.1,
         "kv_cache_dtype": case["cache"],
     }
-    settings = {} if case["window"] == "symmetric" else {"window": case["window"]}
-    settings |= {
-        name: case[name] for name in ("kernels", "fused_commit") if case[name] != "default"
-    }
+    settings = {name: case[name] for name in ("window", "kernels", "fused_commit")}
+    settings = {name: it for name, it in settings.items() if it not in ("symmetric", "default")}
     options["additional_config"] = {"dllm": settings}
     if case["family"] == "diffusion_gemma":
         options["limit_mm_per_prompt"] = {"image": 0, "video": 0}
@@ -75,17 +73,11 @@ def sampling(params: Mapping[str, Any], *, stream: bool) -> Any:
 
 
 def serve(engine: Any, requests: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Submit all requests at once, and return their answers by id.
-
-    Args:
-        engine: vLLM's `LLMEngine`.
-        requests: `id`, `prompt` (token ids), `params`, and `stream` (whether the answer is
-            streamed).
+    """Submit all requests of a job to vLLM's engine at once.
 
     Returns:
-        For each request `tokens` (ids), `parts` (the number of pieces in which they were streamed)
-        and `logprobs` (for each token the (id, logprob) pairs that were asked for, the likeliest
-        first).
+        By id, `tokens` (ids), `parts` (the number of pieces in which they were streamed) and
+        `logprobs` (for each token the (id, logprob) pairs that were asked for, likeliest first).
     """
     answers: dict[str, dict[str, Any]] = {
         request["id"]: {"tokens": [], "parts": 0, "logprobs": []} for request in requests
@@ -134,12 +126,7 @@ def chosen(llm: Any) -> dict[str, Any]:
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do everything that a job asks for.
-
-    Returns:
-        `chosen`, `together` and `alone` (answers by request id), `problems` (one list of tokens for
-        each problem).
-    """
+    """Return `chosen`, `together` and `alone` (answers by id), `problems` (the tokens of each)."""
     from vllm import LLM
 
     from vllm_dllm import plugin

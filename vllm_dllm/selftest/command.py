@@ -33,11 +33,7 @@ MOST_JOBS = 8
 
 
 class ChildError(RuntimeError):
-    """A case has no answer.
-
-    Attributes:
-        log: the last lines of its log.
-    """
+    """A case has no answer; `log` has the last lines of its log."""
 
     def __init__(self, reason: str, log: list[str]) -> None:
         super().__init__(reason)
@@ -58,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status is 1 if a case failed or none has the name."""
     if args.bench:
         return run_bench(args)
-    from vllm.platforms import current_platform
-
     from vllm_dllm.attention.served_route import device_here
 
     device = device_here()
@@ -77,18 +71,13 @@ def run(args: argparse.Namespace) -> int:
             results.append(result)
             seconds, name = f"{result['seconds']:4.0f} s", result["case"]["name"]
             print(f"{result['result']:6} {seconds}  {name}  {result['summary']}", flush=True)
-            if args.json is not None:  # each time: a run that is cut off leaves what it has found
-                record = {
-                    "seconds": round(time.monotonic() - begin, 1),
-                    "machine": asdict(device) | {"flash_versions": sorted(device.flash_versions)},
-                    "device": current_platform.get_device_name(),
-                    "versions": versions(),
-                    "cases": results,
-                    "not_here": lacking,
-                }
-                # Lines of logs may have the user's home directory.
-                text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
-                args.json.write_text(text + "\n", "utf-8")
+            record = {
+                "seconds": round(time.monotonic() - begin, 1),
+                "machine": asdict(device) | {"flash_versions": sorted(device.flash_versions)},
+                "cases": results,
+                "not_here": lacking,
+            }
+            write(record, args.json)  # a run that is cut off leaves what it has found
     failed = sum(result["result"] == "FAILED" for result in results)
     print("\n".join(["not here:", *lacking]))
     print(f"{len(results) - failed} passed, {failed} FAILED")
@@ -99,12 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Print a table of the times of steps beside a model, see `selftest.steps`."""
-    from vllm.platforms import current_platform
-
     from vllm_dllm.selftest.steps import bench
 
-    record: dict[str, Any] = {"device": current_platform.get_device_name(), "versions": versions()}
-    record["steps"] = rows = []
+    rows = []
     columns = {"ms": "ms", "host_ms": "host", "idle_ms": "idle", "kernels": "kernels"}
     print(" ".join(f"{title:>7}" for title in columns.values()), " requests  step")
     for row in bench():
@@ -112,9 +98,19 @@ def run_bench(args: argparse.Namespace) -> int:
         # Only a GPU has the last two.
         times = " ".join(f"{row[key]:7.2f}" if key in row else " " * 7 for key in columns)
         print(f"{times}  {row['requests']:8}  {row['model']}: {row['step']}", flush=True)
-        if args.json is not None:
-            args.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        write({"steps": rows}, args.json)
     return 0
+
+
+def write(record: dict[str, Any], file: Path | None) -> None:
+    """Write what was found, and on which machine, if a file is wanted."""
+    from vllm.platforms import current_platform
+
+    if file is not None:
+        record |= {"device": current_platform.get_device_name(), "versions": versions()}
+        # Lines of logs may have the user's home directory.
+        text = json.dumps(record, indent=1).replace(str(Path.home()), "~")
+        file.write_text(text + "\n", "utf-8")
 
 
 def old_compiler() -> bool:
@@ -171,9 +167,7 @@ def examine(case: Case) -> dict[str, Any]:
 
 
 def run_job(job: Mapping[str, Any], seconds: float = CASE_SECONDS) -> dict[str, Any]:
-    """Run a job of `vllm_dllm.selftest.child` in a separate process, and return its answer.
-
-    Processes that it started end with it.
+    """Run a job of `child` in a separate process, and return its answer.
 
     Raises:
         ChildError: it wrote none, or took longer than `seconds`.
@@ -194,7 +188,7 @@ def run_job(job: Mapping[str, Any], seconds: float = CASE_SECONDS) -> dict[str, 
                 status: int | None = child.wait(seconds)
             except subprocess.TimeoutExpired:
                 status = None
-            finally:
+            finally:  # with the processes that it started
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()

@@ -1,20 +1,17 @@
 """Read golden answers, and judge the answers of a case by them.
 
 A golden file has requests with their float32 answers, and 200 problems with one right answer each.
-The file says how it was made (`made`); ``scripts/selftest_golden.py`` makes it.
+``scripts/selftest_golden.py`` makes it.
 
 In float32 each request's tokens must be equal, in a full batch and alone. In other dtypes kernels
-round differently, so tokens may differ. There at least the share `AGREEMENT` of the requests, whose
-answers were the same in float32, bfloat16 and float16 on a CPU without compilation, must have the
-same answer. The CPU's compiled bfloat16, which rounds in other places, gives 49 of 54, 46 of 47 and
-52 of 54; at such a rate 0.7 is five standard deviations away. Float8 keys and values round more, so
-there only the accuracy decides.
+round differently. There at least the share `AGREEMENT` of the requests, whose answers were the same
+in float32, bfloat16 and float16 on a CPU without compilation, must have the same answer. The CPU's
+compiled bfloat16 gives 49 of 54, 46 of 47 and 52 of 54; at such a rate 0.7 is five standard
+deviations away. Float8 keys and values round more, so there only the accuracy decides.
 
 In each dtype the engine may answer at most the share `MARGIN` of the problems less often right than
-the reference does. The references get 182 to 192 of 200 right. If a faultless engine answered each
-problem independently with the same chance, the margin would be 3.5 standard deviations of the
-difference or more. In fact both answer the same problems with the same weights, which makes the
-difference smaller.
+the reference does, which gets 182 to 192 of 200 right. For a faultless engine that answered each
+problem independently this would be 3.5 standard deviations of the difference or more.
 """
 
 from __future__ import annotations
@@ -36,22 +33,14 @@ LOGPROB = 1e-2  # float32 logprobs may differ this much, as matrices are summed 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one case.
+    """The judgement of one case."""
 
-    Attributes:
-        faults: why it fails; empty if it passes.
-        differ: for each answer that differs: `id`, `place` (``together`` or ``alone``), `golden`,
-            `tokens`.
-        requests: number of golden requests.
-        right: number of problems that the engine answered correctly.
-        reference: number of problems that the reference answered correctly.
-    """
-
-    faults: list[str]
+    faults: list[str]  # why it fails; empty if it passes
+    # For each answer that differs: `id`, `place` (``together`` or ``alone``), `golden`, `tokens`.
     differ: list[dict[str, Any]]
-    requests: int
-    right: int
-    reference: int
+    requests: int  # golden ones
+    right: int  # problems that the engine answered correctly
+    reference: int  # problems that the reference answered correctly
 
     def __str__(self) -> str:
         same = self.requests - len({one["id"] for one in self.differ})
@@ -60,19 +49,13 @@ class Verdict:
 
 
 def load(family: str) -> dict[str, Any]:
-    """The golden file of a family."""
+    """Read the golden file of a family."""
     content: dict[str, Any] = json.loads((GOLDEN / f"{FAMILIES[family]}.json").read_text("utf-8"))
     return content
 
 
 def judge(case: Case, golden: Mapping[str, Any], answer: Mapping[str, Any]) -> Verdict:
-    """Judge the answers of a case.
-
-    Args:
-        case: the case.
-        golden: its family's golden file.
-        answer: what `vllm_dllm.selftest.child.run` returned.
-    """
+    """Judge what `child.run` has returned for a case by the golden file of its family."""
     faults = list(_chosen_otherwise(case, answer["chosen"]))
     differ = []
     requests, problems = golden["requests"], golden["problems"]
@@ -113,20 +96,17 @@ def _stream_and_logprobs(
         yield f"{request['id']}: not streamed in pieces"
     if "logprobs" not in request:
         return
-    values = [[value for _, value in place] for place in got["logprobs"]]
-    if len(values) != len(got["tokens"]) or not all(
-        math.isfinite(v) for row in values for v in row
-    ):
+    values, wanted = (
+        [[value for _, value in place] for place in each["logprobs"]] for each in (got, request)
+    )
+    finite = all(math.isfinite(value) for row in values for value in row)
+    if len(values) != len(got["tokens"]) or not finite:
         yield f"{request['id']}: not one finite list of logprobs a token"
         return
     # The golden logprobs are those of the symmetric window.
-    if (
-        case.exact
-        and case.window == "symmetric"
-        and got["tokens"] == request["tokens"]["symmetric"]
-    ):
+    symmetric = case.window == "symmetric" and got["tokens"] == request["tokens"]["symmetric"]
+    if case.exact and symmetric:
         # They are compared by rank, because equally likely ids may be in any order.
-        wanted = [[value for _, value in place] for place in request["logprobs"]]
         rows = zip(values, wanted, strict=True)
         far = max(abs(a - b) for row in rows for a, b in zip(*row, strict=False))
         if far > LOGPROB:

@@ -1,14 +1,14 @@
 """``vllm-dllm selftest --bench``: times of a step beside the model, at the published sizes.
 
-A `BareModel` has what runs between two forward passes (slots, self-conditioning, head, sampler) but
-no backbone, and random weights, so nothing has to be downloaded. On a GPU its steps launch what
+A `BareModel` has what runs between two forward passes (slots, self-conditioning, head, sampler) and
+random weights, so nothing has to be downloaded. On a GPU its steps launch what
 ``tests/serving/cuda_paths/step_costs.json`` counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice, product
@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._autograd import DeviceType
 from torch.nn.functional import linear
+from torch.profiler import ProfilerActivity, profile
 from vllm import SamplingParams
 
 from vllm_dllm.engine.contracts import CommitPolicy
@@ -30,7 +32,6 @@ from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.engine.warm_up import compile_sampler
 from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
 from vllm_dllm.ops.statistics.head import Head, logits_of
-from vllm_dllm.selftest.device_time import device_time
 from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
@@ -41,14 +42,7 @@ WARM_STEPS, TIMED_STEPS = 4, 20
 
 @dataclass(frozen=True)
 class Published:
-    """A published model's sizes, and how it is served.
-
-    Attributes:
-        served: how it is served.
-        kind: its canvases.
-        hidden: its width.
-        soft_cap: of its logits.
-    """
+    """A published model: how it is served, its canvases, its width, and the cap of its logits."""
 
     served: Served
     kind: CanvasKind
@@ -84,19 +78,15 @@ OF_NOISE = {"drawn": {}, "constrained": {"constrained": True}}
 
 
 class BareModel:
-    """A model without its backbone.
+    """A model without its backbone; its parts have the names that they have in an engine.
 
-    Attributes:
-        served, slots, parts, readout, sampler: as in an engine.
-        weight: the head's, which is also the embedding.
-        conditioning: a self-conditioned model's, or None.
-        admission: a model state that admits requests, without vLLM's configuration.
+    `weight` is the head's, which is also the embedding, and `admission` a model state that admits
+    requests, without vLLM's configuration.
     """
 
     def __init__(
         self, model: Published, device: torch.device, *, triton: bool, compile: bool
     ) -> None:
-        """Set up with Triton kernels and compiled functions, or without."""
         self.served, self.hidden, kind = model.served, model.hidden, model.kind
         self.device = device
         self.slots = SlotState(SEATS, kind, device)
@@ -110,7 +100,7 @@ class BareModel:
         if kind.mask_token is not None:
             kernels = None
             if triton:
-                from vllm_dllm.engine.readout_triton import MaskedKernels
+                from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
                 kernels = MaskedKernels(head)
             self.readout = MaskedReadout(self._logits, *common, kernels)
@@ -160,14 +150,9 @@ class BareModel:
         banned: Sequence[int] = (),
         **params: Any,
     ) -> None:
-        """Admit a request to a slot.
+        """Admit a request to a slot, perhaps with an automaton, options and banned ids.
 
-        Args:
-            slot: where it goes.
-            constrained: whether its output follows an automaton.
-            options: its options, by name.
-            banned: token ids that it may not use.
-            params: vLLM's sampling parameters; greedy for a masked model unless they say otherwise.
+        `params` are vLLM's; a masked model's are greedy unless they say otherwise.
         """
         greedy = {"temperature": 0.0 if self.slots.kind.mask_token is not None else 1.0}
         asked = SamplingParams(max_tokens=512, **(greedy | params))
@@ -230,10 +215,8 @@ def bench() -> Iterator[dict[str, Any]]:
             asked = ASKED if published.kind.mask_token is not None else OF_NOISE
             for row, request in asked.items():
                 for count in REQUESTS:
-                    yield {
-                        "model": name, "step": row, "requests": count,
-                        **_timed(model, request, count),
-                    }  # fmt: skip
+                    which = {"model": name, "step": row, "requests": count}
+                    yield which | _timed(model, request, count)
 
 
 def _timed(model: BareModel, request: dict[str, Any], count: int) -> dict[str, float]:
@@ -243,9 +226,8 @@ def _timed(model: BareModel, request: dict[str, Any], count: int) -> dict[str, f
         `ms`, the median until it is done, and `host_ms`, until the host has launched it. On a GPU
         also `kernels`, `busy_ms` in which one of them runs, and `idle_ms`, the rest of `ms`.
     """
-    hidden = torch.randn(
-        (count * model.slots.length, model.hidden), dtype=torch.bfloat16, device=model.device
-    )
+    rows = count * model.slots.length
+    hidden = torch.randn((rows, model.hidden), dtype=torch.bfloat16, device=model.device)
     batch, times = model.batch(count), []
 
     def admit(number: int) -> None:
@@ -276,3 +258,53 @@ def _timed(model: BareModel, request: dict[str, Any], count: int) -> dict[str, f
 def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """What a GPU does in a call, on average.
+
+    The profiler makes launches slower, so idle time is an unprofiled time minus `busy_ms`.
+    """
+
+    kernels: float  # and copies and fills
+    busy_ms: float  # in which at least one of them ran
+    longest: list[tuple[str, float, float]]  # the slowest in all: name, number and milliseconds
+    longest_gap_ms: float  # between two kernels, under the profiler
+
+
+def device_time(call: Callable[[], object], calls: int, longest: int = 0) -> DeviceTime | None:
+    """Profile calls of a function, and name its longest kernels; None without a CUDA device."""
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    events = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in trace.events() or ()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    return summary(events, calls, longest)
+
+
+def summary(events: Iterable[tuple[str, float, float]], calls: int, longest: int) -> DeviceTime:
+    """Reduce events, each with its name, its beginning and its end in microseconds."""
+    in_order = sorted(events, key=lambda event: event[1:])
+    busy, gap, until = 0.0, 0.0, in_order[0][1] if in_order else 0.0
+    by_name: dict[str, tuple[int, float]] = {}
+    for name, begin, end in in_order:
+        number, took = by_name.get(name, (0, 0.0))
+        by_name[name] = number + 1, took + end - begin
+        gap = max(gap, begin - until)
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    ranked = sorted(by_name.items(), key=lambda item: -item[1][1])[:longest]
+    return DeviceTime(
+        len(in_order) / calls,
+        busy / 1e3 / calls,
+        [(name, number / calls, took / 1e3 / calls) for name, (number, took) in ranked],
+        gap / 1e3,
+    )

@@ -2,5 +2,5 @@
 
 worker (`engine.records`)   makes a record of each pass over a canvas, next to the step's logprobs
 scheduler (`recorder`)      keeps records until tokens leave, and sends them with those
-front end (`assembly`)      makes a `trace.Trace` from the records of a request
+front end (`trace`)         makes a `Trace` from the records of a request
 """

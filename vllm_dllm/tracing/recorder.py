@@ -16,25 +16,17 @@ class Recorder:
     """The records of all running requests whose steps somebody wants to know."""
 
     def __init__(self, load: ThresholdUnderLoad | None) -> None:
-        """Begin without records; `load` is the server's setting."""
         self._load = load
-        # By request id: its `StepDetails` and its records.
-        self._kept: dict[str, tuple[int, list[Record]]] = {}
-        self._follows: set[str] = set()
+        self._kept: dict[str, tuple[ResolvedRequest, list[Record]]] = {}  # by request id
         self._steps = 0
         self._began = time.monotonic()
 
     def begin(self, request_id: str, resolved: ResolvedRequest) -> None:
         """Keep the records of a request from now on."""
-        self._kept[request_id] = resolved.step_details, []
-        if resolved.follows_load:
-            self._follows.add(request_id)
+        self._kept[request_id] = resolved, []
 
     def note(self, output: Any, requests: int) -> None:
-        """Take the records of a step off vLLM's ``ModelRunnerOutput``, and keep them.
-
-        `requests` is the number of requests that the step had.
-        """
+        """Take the records of a step with so many requests off vLLM's ``ModelRunnerOutput``."""
         self._steps += 1
         records = take_step_records(output)
         if records is None:
@@ -42,29 +34,22 @@ class Recorder:
         threshold = None if self._load is None else self._load.at(requests)
         milliseconds = int(1000 * (time.monotonic() - self._began))
         for row, index in enumerate(records.request_indices):
-            request_id = output.req_ids[index]
-            kept = self._kept.get(request_id)
+            kept = self._kept.get(output.req_ids[index])
             if kept is None:  # it has ended
                 continue
+            resolved, own = kept
             start, step, flags = records.headers[:, row].tolist()
-            arrays = (records.tokens[row], *records.scores[:, row])
-            record = Record(self._steps, milliseconds, start, step, PassFlags(flags), *arrays)
-            if request_id in self._follows:
-                record = record._replace(threshold=threshold)
-            kept[1].append(record)
+            passed = self._steps, milliseconds, start, step, PassFlags(flags)
+            logprobs, probabilities = records.scores[:, row]
+            found = records.tokens[row], logprobs, probabilities
+            own.append(Record(*passed, *found, threshold if resolved.follows_load else None))
 
     def attach(self, outputs: Iterable[Any], running: Collection[str]) -> None:
-        """Send the kept records of requests with the tokens that leave now.
-
-        Args:
-            outputs: vLLM's ``EngineCoreOutput`` of the step.
-            running: ids of the requests that have not ended.
-        """
+        """Send kept records with a step's outputs; forget requests that are not `running`."""
         for output in outputs:
-            details, records = self._kept.get(output.request_id, (0, []))
-            if records:
-                put_records(output, details, records)
+            resolved, records = self._kept.get(output.request_id, (None, []))
+            if resolved is not None and records:
+                put_records(output, resolved.step_details, records)
                 records.clear()
         for ended in self._kept.keys() - running:
             del self._kept[ended]
-            self._follows.discard(ended)

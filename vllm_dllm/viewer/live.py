@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, Response
 from vllm import envs
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from vllm_dllm.frontend.front_end import front_end_of
+from vllm_dllm.frontend import FRONT_END
 from vllm_dllm.frontend.traces import LIVE_TRACES
 from vllm_dllm.tracing.live import MOST_ANSWERS, LiveTraces
 from vllm_dllm.viewer.page import live_page, policy, token_ids
@@ -55,7 +55,7 @@ class LivePage:
         self._source: Source | None = None
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer a request; see ASGI for the arguments."""
+        """See ASGI."""
         if self._source is None:
             self._source = Source(scope["app"].state)
         if scope["type"] == "http":
@@ -73,28 +73,20 @@ def _json(status: HTTPStatus, content: dict[str, Any], **headers: str) -> Respon
 
 
 class Source:
-    """The answers that the page of a server gets.
-
-    Attributes:
-        problem: why there are no traces, in one sentence; None if there are.
-    """
+    """The answers that the page of a server gets."""
 
     def __init__(self, state: Any) -> None:
-        """Start tracing every request.
-
-        Args:
-            state: the state of vLLM's application, with the engine's client and the arguments.
-        """
+        """Start tracing every request; `state` is that of vLLM's application."""
         keys = [key for key in (state.args.api_key or [envs.VLLM_API_KEY]) if key]
         self._guard = AuthenticationMiddleware(_nothing, keys) if keys else None
         client = state.engine_client
         parallel = client.vllm_config.parallel_config
-        front_end = front_end_of(client.input_processor)
+        front_end: Any = getattr(client.input_processor, FRONT_END, None)
         self._tokenizer = client.input_processor.tokenizer
-        self._text_of = functools.lru_cache(MOST_TEXTS)(self._decode)
+        self._text_of = functools.lru_cache(MOST_TEXTS)(lambda it: self._tokenizer.decode([it]))
         self._live = LiveTraces(client.output_processor.request_states, self._name_of)
         servers, replicas = parallel._api_process_count, parallel.data_parallel_size
-        self.problem: str | None = None
+        self.problem: str | None = None  # why there are no traces
         if front_end is None:
             self.problem = "vllm-dllm does not serve the model of this server, and traces no other"
         elif servers > 1 or replicas > 1:
@@ -103,7 +95,7 @@ class Source:
                 f"the page shows the requests of one process and one engine; remove {option} "
                 f"{max(servers, replicas)}, or --middleware vllm_dllm.viewer.live.LivePage"
             )
-        if self.problem is not None or front_end is None:
+        if self.problem is not None:
             logger.warning("%s has nothing to show: %s", PAGE, self.problem)
             return
         setattr(client.output_processor, LIVE_TRACES, self._live)
@@ -111,12 +103,7 @@ class Source:
         logger.info("Every request is traced, for the page %s", PAGE)
 
     def answer(self, path: str, scope: Scope) -> Response:
-        """Answer a request.
-
-        Args:
-            path: `PAGE` or `TRACES`.
-            scope: the ASGI scope of the request.
-        """
+        """Answer a request for `PAGE` or `TRACES`."""
         if scope["method"] not in ("GET", "HEAD"):
             error = {"error": "only GET and HEAD are supported here"}
             return _json(HTTPStatus.METHOD_NOT_ALLOWED, error, Allow="GET, HEAD")
@@ -139,10 +126,6 @@ class Source:
         known = () if self._tokenizer is None else ids
         news["texts"] = {str(token): self._text_of(token) for token in known}
         return _json(HTTPStatus.OK, news)
-
-    def _decode(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token])
-        return text
 
     def _name_of(self, state: Any) -> str:
         """The end of a request's prompt, given vLLM's ``RequestState``."""

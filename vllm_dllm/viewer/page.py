@@ -2,8 +2,7 @@
 
 The page contains its answers, or is live and requests them from the server that it came from. It
 makes no other requests: its script and styles are inline, and a policy in its head forbids
-everything else. The text of models and users reaches it as JSON and is only ever set as text, so
-that it cannot become markup.
+everything else. Texts reach it as JSON and are only ever set as text, so they cannot become markup.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ _ASKS_NOBODY, _ASKS_ITS_SERVER = "connect-src 'none'", "connect-src 'self'"
 
 
 def answer_of(name: str, trace: dict[str, Any], text_of: Callable[[int], str]) -> dict[str, Any]:
-    """Return the data that a page shows for an answer, as plain values.
+    """Return the data that a page shows for an answer with a name, as plain values.
 
-    Args:
-        name: what the page calls it, for example its prompt.
-        trace: see `Trace.as_json`.
-        text_of: returns the text of a token id.
+    `trace` comes from `Trace.as_json`, and `text_of` returns the text of a token id.
     """
     texts = {str(token): text_of(token) for token in sorted(token_ids(trace["blocks"]))}
     return {"name": name, "texts": texts, "trace": trace}

@@ -58,19 +58,12 @@ class Cell(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A block after one of its passes.
+    """A block after one of its passes."""
 
-    Attributes:
-        kind: the kind of the pass, see `tracing.trace.Pass`.
-        step: number of denoise steps of the block so far.
-        passes: number of passes of the block so far.
-        cells: one for each position.
-    """
-
-    kind: str
-    step: int
-    passes: int
-    cells: list[Cell]
+    kind: str  # of the pass, see `tracing.trace.Pass`
+    step: int  # denoise steps of the block so far
+    passes: int  # of the block so far
+    cells: list[Cell]  # one for each position
 
     @property
     def decided(self) -> int:
@@ -87,7 +80,7 @@ def frames(block: dict[str, Any]) -> Iterator[Frame]:
         for step, events in itertools.groupby(block["events"], lambda event: max(event["step"], 1))
     }
     for number, each in enumerate(block["passes"], 1):
-        kinds = [Kind.BEFORE if kind in MARKS else kind for kind in kinds]
+        kinds = [_settled(kind) for kind in kinds]
         for event in by_step.get(each["step"], ()) if each["kind"] == "denoise" else ():
             at, token = event["position"], event["token"]
             if at in block["given"]:
@@ -101,6 +94,10 @@ def frames(block: dict[str, Any]) -> Iterator[Frame]:
         yield Frame(each["kind"], each["step"], number, cells)
 
 
+def _settled(kind: Kind) -> Kind:
+    return Kind.BEFORE if kind in MARKS else kind
+
+
 class Screen:
     """Shows blocks one after the other, each pass by pass.
 
@@ -108,16 +105,8 @@ class Screen:
     """
 
     def __init__(self, console: Console, text_of: Callable[[int], str], every: int = 1) -> None:
-        """Make a screen.
-
-        Args:
-            console: where to draw.
-            text_of: returns the text of a token id.
-            every: n, to show only every n-th pass and the last one.
-        """
-        self.console = console
-        self.text_of = text_of
-        self.every = every
+        """Draw on a console every n-th pass and the last one; `text_of` gives a token id's text."""
+        self.console, self.text_of, self.every = console, text_of, every
         self.passes = self.decided = 0
         self._above: list[Text] = []
 
@@ -135,9 +124,7 @@ class Screen:
                 self.console.print(self._drawn(number, frame))
         self.passes += last.passes
         self.decided += last.decided
-        cells = (
-            cell._replace(kind=Kind.BEFORE) if cell.kind in MARKS else cell for cell in last.cells
-        )
+        cells = (Cell(_settled(kind), token) for kind, token in last.cells)
         self._above.append(self._line(cells))
 
     def end(self) -> None:

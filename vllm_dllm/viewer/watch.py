@@ -6,23 +6,19 @@ The trace comes with the whole answer, which is then shown pass by pass, slowly 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_dllm.commands.demo import TINY
-from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, post, serve
+from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, model_help, post, serve
 from vllm_dllm.viewer.page import answer_of, page
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    names = ", ".join(sorted(place.name for place in TINY.iterdir()))
     add = parser.add_argument
-    add("model", help=f"a name, a path, or one of {names}; with --url the name that it serves")
+    add("model", help=f"{model_help()}; with --url the name that it serves")
     add("prompt")
     add("--url", help="of a running server, http://HOST:PORT; without it one is started")
     add("--max-tokens", type=int, default=96)
@@ -38,24 +34,17 @@ def run(args: argparse.Namespace) -> int:
         print("vllm-dllm watch: --every must be at least 1", file=sys.stderr)
         return 2
     try:
-        with _server(args) as (url, model):
-            watch(url, model, args)
+        if args.url is not None:
+            watch(args.url.rstrip("/"), args.model, args)
+        else:
+            with serve(args.model) as url:
+                watch(url, SERVED_NAME, args)
         return 0
     except KeyboardInterrupt:
         return 130
     except (ServerError, OSError) as error:
         print(f"vllm-dllm watch: {str(error).strip()}", file=sys.stderr)
         return 1
-
-
-@contextlib.contextmanager
-def _server(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    if args.url is not None:
-        yield args.url.rstrip("/"), args.model
-        return
-    tiny = TINY / args.model
-    with serve(str(tiny) if tiny.is_dir() else args.model) as url:
-        yield url, SERVED_NAME
 
 
 def watch(url: str, model: str, args: argparse.Namespace) -> None:

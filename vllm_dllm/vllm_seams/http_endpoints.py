@@ -13,7 +13,7 @@ from typing import Any
 from vllm_dllm.frontend.http_request import Endpoints
 from vllm_dllm.settings.resolution import TRACING_OPTIONS
 from vllm_dllm.settings.unknown_names import option_names
-from vllm_dllm.vllm_seams.wrapping import Decorator, wrap
+from vllm_dllm.vllm_seams.wrapping import wrap
 
 # The classes of the requests that generate text, each as its module and its name.
 REQUESTS = (
@@ -30,13 +30,31 @@ def apply() -> None:
     classes = tuple(getattr(import_module(module), name) for module, name in REQUESTS)
     # Others have a field `trace`, too, and no trace changes an answer.
     endpoints = Endpoints(classes, option_names() - TRACING_OPTIONS.keys())
+
+    async def check_model(original: Callable[..., Any], self: Any, request: Any) -> Any:
+        """Every vLLM handler begins with it."""
+        error = await original(self, request)
+        if error is None:
+            endpoints.take(request)
+        return error
+
+    def init_exception_handler(original: Callable[..., Any], app: Any) -> None:
+        """Add to the application while vLLM builds it, because it is complete once handed over."""
+        from vllm_dllm.frontend.http_server import install
+
+        if app.state.args.tool_call_parser:
+            from vllm_dllm.frontend.tool_calls import check_parser
+
+            check_parser(app.state.args.tool_call_parser)
+        original(app)
+        install(app, endpoints.refuse_misplaced)
+
     handlers = import_module("vllm.entrypoints.serve.engine.serving").BaseServing
-    wrap(handlers, "_check_model", _take(endpoints))
-    parsers = import_module("vllm.parser").ParserManager
-    wrap(parsers, "get_parser", _feed_single_tokens)
+    wrap(handlers, "_check_model", check_model)
+    wrap(import_module("vllm.parser").ParserManager, "get_parser", _feed_single_tokens)
     if "vllm.entrypoints.launchers.api_server.entry" in sys.modules:
         application = import_module("vllm.entrypoints.launchers.app")
-        wrap(application, "init_exception_handler", _install(endpoints))
+        wrap(application, "init_exception_handler", init_exception_handler)
     follow_parameters()
 
 
@@ -56,51 +74,13 @@ def follow_parameters() -> None:
     ToolParserManager.register_lazy_module("gemma4", parser, "GemmaToolParser")
 
 
-def _take(endpoints: Endpoints) -> Decorator:
-    """Wrap the check of the model's name, with which every vLLM handler begins."""
+def _feed_single_tokens(original: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make the parser of reasoning and tool calls take one token at a time."""
+    parser = original(cls, *args, **kwargs)
+    if parser is None:
+        return None
+    from vllm_dllm.frontend.one_token_deltas import one_token_at_a_time, split_open_call_first
 
-    def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
-        async def _check_model(self: Any, request: Any) -> Any:
-            error = await original(self, request)
-            if error is None:
-                endpoints.take(request)
-            return error
-
-        return _check_model
-
-    return decorator
-
-
-def _feed_single_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what gives vLLM's servers their parser of reasoning and tool calls."""
-
-    def get_parser(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        parser = original(cls, *args, **kwargs)
-        if parser is None:
-            return None
-        from vllm_dllm.frontend.one_token_deltas import one_token_at_a_time, split_open_call_first
-
-        responses = import_module("vllm.entrypoints.openai.responses.serving")
-        wrap(responses, "split_delta", split_open_call_first)
-        return one_token_at_a_time(parser)
-
-    return get_parser
-
-
-def _install(endpoints: Endpoints) -> Decorator:
-    """Add to the application while vLLM builds it, because it is complete once handed over."""
-
-    def decorator(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init_exception_handler(app: Any) -> None:
-            from vllm_dllm.frontend.http_server import install
-
-            if app.state.args.tool_call_parser:
-                from vllm_dllm.frontend.tool_calls import check_parser
-
-                check_parser(app.state.args.tool_call_parser)
-            original(app)
-            install(app, endpoints.refuse_misplaced)
-
-        return init_exception_handler
-
-    return decorator
+    responses = import_module("vllm.entrypoints.openai.responses.serving")
+    wrap(responses, "split_delta", split_open_call_first)
+    return one_token_at_a_time(parser)

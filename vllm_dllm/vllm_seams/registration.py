@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.families.registry import (
@@ -29,9 +31,6 @@ class RefusedError(RuntimeError):
     """
 
 
-EXECUTOR = "vllm.v1.executor.multiproc_executor"
-
-
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
     return model_config is not None and model_config.architecture in served_architectures()
@@ -52,10 +51,10 @@ def register_models() -> None:
         register_backend(
             AttentionBackendEnum.CUSTOM, "vllm_dllm.attention.backend.MaskAttentionBackend"
         )
-    for model_type, (folder, name) in CONFIGS.items():
+    for model_type, (module, name) in CONFIGS.items():
         # vLLM registers the class with transformers when a checkpoint has this type.
         _CONFIG_REGISTRY[model_type] = name  # type: ignore[assignment]
-        configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{folder}.hf_config"
+        configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{module}"
     for architecture in served_architectures():
         ModelRegistry.register_model(architecture, model_class(architecture))
     hooks = {
@@ -64,18 +63,6 @@ def register_models() -> None:
     }
     for architecture in architectures():
         MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hooks)
-
-
-def _complete(model_config: ModelConfig) -> None:
-    """Complete the configuration of a checkpoint of ours; raises `RefusedError`."""
-    with _naming_its_source():
-        family(model_config.architecture).complete(model_config)
-
-
-def _configure(vllm_config: VllmConfig) -> None:
-    """Complete vLLM's configuration for one of our models; raises `RefusedError`."""
-    with _naming_its_source():
-        family_of(vllm_config).configure(vllm_config)
 
 
 @contextlib.contextmanager
@@ -91,6 +78,16 @@ def _naming_its_source() -> Iterator[None]:
         raise RefusedError(f"{error}{note}") from error
 
 
+@_naming_its_source()
+def _complete(model_config: ModelConfig) -> None:
+    family(model_config.architecture).complete(model_config)
+
+
+@_naming_its_source()
+def _configure(vllm_config: VllmConfig) -> None:
+    family_of(vllm_config).configure(vllm_config)
+
+
 def adjust_default_limits() -> None:
     """Adjust vLLM's defaults for ``max_num_seqs`` and the token budget for our models.
 
@@ -101,28 +98,40 @@ def adjust_default_limits() -> None:
     wrap(EngineArgs, "_set_default_max_num_seqs_and_batched_tokens_args", _fit_canvases)
 
 
-def _fit_canvases(original: Callable[..., None]) -> Callable[..., None]:
-    from vllm_dllm.startup.default_limits import set_defaults
+def _fit_canvases(
+    original: Callable[..., None], self: Any, usage_context: Any, model_config: Any, *others: Any
+) -> None:
+    is_given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
+    original(self, usage_context, model_config, *others)
+    if is_ours(model_config):
+        from vllm_dllm.startup.default_limits import set_defaults
 
-    def set_default_limits(
-        self: Any, usage_context: Any, model_config: Any, *positional: Any
-    ) -> None:
-        is_given = (self.max_num_seqs is not None, self.max_num_batched_tokens is not None)
-        original(self, usage_context, model_config, *positional)
-        if is_ours(model_config):
-            self_conditioned = family(model_config.architecture).self_conditioned
-            set_defaults(self, model_config, is_given, self_conditioned)
-
-    return set_default_limits
+        self_conditioned = family(model_config.architecture).self_conditioned
+        set_defaults(self, model_config, is_given, self_conditioned)
 
 
 def shut_executors_down() -> None:
-    """End the workers of an engine that fails to start together with it, see `worker_shutdown`.
+    """End the workers of an engine that fails to start together with it.
+
+    Such an engine leaves its workers to Python's `multiprocessing`, which sends them SIGTERM and
+    then waits without a limit, although a worker may miss the signal. vLLM's own shutdown kills
+    such a worker after 9 s, but is not called (``docs/upstream/process_supervision.md``).
 
     A process with such workers has imported vLLM's executor when it loads plugins, or is forked
     from a front end that has imported it.
     """
-    if EXECUTOR in sys.modules:
-        from vllm_dllm.vllm_seams import worker_shutdown
+    if executor := sys.modules.get("vllm.v1.executor.multiproc_executor"):
+        wrap(executor.MultiprocExecutor, "_init_executor", _shut_down_at_exit)
 
-        worker_shutdown.apply()
+
+def _shut_down_at_exit(original: Callable[..., None], self: Any) -> None:
+    """Shut an executor down before its process waits for its child processes."""
+    original(self)
+    if is_ours(self.vllm_config.model_config):
+        util.Finalize(None, _shut_down, (weakref.ref(self),), exitpriority=0)
+
+
+def _shut_down(executor: weakref.ref[Any]) -> None:
+    running = executor()
+    if running is not None:
+        running.shutdown()  # has no effect if it was called before

@@ -17,7 +17,6 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-
 # The arguments of vLLM's client that tell about a thought after the prompt.
 REASONING = ("reasoning_ended", "reasoning_parser_kwargs")
 
@@ -29,124 +28,107 @@ def apply() -> None:
     wrap(InputProcessor, "__init__", _make_front_end)
 
 
-def _make_front_end(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        ours = is_ours(vllm_config.model_config)
-        if ours:
-            # Before the constructor runs, which keeps the method for an executor, too.
-            self.process_inputs = _through_front_end(self, self.process_inputs)
-        original(self, vllm_config, *args, **kwargs)
-        if not ours:
-            return
-        # Imported only here, because other processes do not need these parts of vLLM.
-        from vllm.v1.metrics.loggers import StatLoggerManager
+def _make_front_end(
+    original: Callable[..., None], self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any
+) -> None:
+    ours = is_ours(vllm_config.model_config)
+    if ours:
+        # Before the constructor runs, which keeps the method for an executor, too.
+        self.process_inputs = _through_front_end(self, self.process_inputs)
+    original(self, vllm_config, *args, **kwargs)
+    if not ours:
+        return
+    # Imported only here, because other processes do not need these parts of vLLM.
+    from vllm.v1.metrics.loggers import StatLoggerManager
 
-        from vllm_dllm.frontend.front_end import FrontEnd
-        from vllm_dllm.vllm_seams import detokenizer
+    from vllm_dllm.frontend.front_end import FrontEnd
+    from vllm_dllm.vllm_seams import outputs
 
-        # vLLM closes what is registered there when the engine is shut down or deleted.
-        at_end = self.renderer._resources.callback
-        front_end = FrontEnd(vllm_config, self.renderer.get_tokenizer, at_end)
-        setattr(self, FRONT_END, front_end)
-        _wrap_where_it_is_imported("vllm.v1.engine.async_llm", "AsyncLLM", "add_request", _admit)
-        _wrap_where_it_is_imported(
-            "vllm.entrypoints.generate.beam_search.offline",
-            "BeamSearchOfflineMixin",
-            "beam_search",
-            _refuse_beam_search,
-        )
-        # Importing vLLM's server would take a second.
-        if "vllm.entrypoints.openai.completion.protocol" in sys.modules:
-            from vllm_dllm.vllm_seams import http_endpoints
+    # vLLM closes what is registered there when the engine is shut down or deleted.
+    at_end = self.renderer._resources.callback
+    front_end = FrontEnd(vllm_config, self.renderer.get_tokenizer, at_end)
+    setattr(self, FRONT_END, front_end)
+    # Not every process has imported these.
+    if client := sys.modules.get("vllm.v1.engine.async_llm"):
+        wrap(client.AsyncLLM, "add_request", _admit)
+    if offline := sys.modules.get("vllm.entrypoints.generate.beam_search.offline"):
+        wrap(offline.BeamSearchOfflineMixin, "beam_search", _refuse_beam_search)
+    # Importing vLLM's server would take a second.
+    if "vllm.entrypoints.openai.completion.protocol" in sys.modules:
+        from vllm_dllm.vllm_seams import http_endpoints
 
-            http_endpoints.apply()
-        detokenizer.apply()
-        wrap(StatLoggerManager, "__init__", _count_by_algorithm)
-        shut_executors_down()
-
-    return init
-
-
-def _wrap_where_it_is_imported(module: str, owner: str, name: str, decorator: Any) -> None:
-    """Wrap a method of a class that not every process has imported."""
-    if module in sys.modules:
-        wrap(getattr(sys.modules[module], owner), name, decorator)
+        http_endpoints.apply()
+    outputs.keep_prompts_out()
+    wrap(StatLoggerManager, "__init__", _count_by_algorithm)
+    shut_executors_down()
 
 
 def _through_front_end(processor: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """The method by which an input processor of one of our models makes an engine's request."""
-    from vllm_dllm.frontend.front_end import front_end_of
 
     def process_inputs(request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        front_end = front_end_of(processor)
-        assert front_end is not None
+        front_end = getattr(processor, FRONT_END)
         request = front_end.process(
             lambda params: original(request_id, prompt, params, *args, **kwargs), params
         )
         if front_end.is_traced(request):
             from vllm_dllm.vllm_seams import outputs
 
-            outputs.apply()
+            outputs.attach_traces()
         return request
 
     return process_inputs
 
 
-def _admit(original: Callable[..., Any]) -> Callable[..., Any]:
-    from vllm_dllm.frontend.front_end import front_end_of
+async def _admit(
+    original: Callable[..., Any],
+    self: Any,
+    request_id: str,
+    prompt: Any,
+    params: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    front_end, http = getattr(self.input_processor, FRONT_END, None), current.get()
+    if front_end is None:
+        return await original(self, request_id, prompt, params, *args, **kwargs)
+    ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
+    ended, options = (kwargs.get(name) for name in REASONING)
+    follows = Prompt(ids, ended, options)
+    if http is None:
+        params = await front_end.admit(params, follows)
+        return await original(self, request_id, prompt, params, *args, **kwargs)
+    prompt_index = len(http.queues)
+    http.queues.append(None)
+    try:
+        params = await front_end.admit(params, follows)
+        queue = await original(self, request_id, prompt, params, *args, **kwargs)
+    except Exception as error:
+        http.fail(error)
+        raise
+    http.queues[prompt_index] = queue
+    return queue
 
-    async def add_request(
-        self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        front_end, http = front_end_of(self.input_processor), current.get()
-        if front_end is None:
-            return await original(self, request_id, prompt, params, *args, **kwargs)
-        ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
-        ended, options = (kwargs.get(name) for name in REASONING)
-        follows = Prompt(ids, ended, options)
-        if http is None:
-            params = await front_end.admit(params, follows)
-            return await original(self, request_id, prompt, params, *args, **kwargs)
-        prompt_index = len(http.queues)
-        http.queues.append(None)
-        try:
-            params = await front_end.admit(params, follows)
-            queue = await original(self, request_id, prompt, params, *args, **kwargs)
-        except Exception as error:
-            http.fail(error)
-            raise
-        http.queues[prompt_index] = queue
-        return queue
 
-    return add_request
-
-
-def _count_by_algorithm(original: Callable[..., None]) -> Callable[..., None]:
+def _count_by_algorithm(
+    original: Callable[..., None], self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any
+) -> None:
     """Add a logger for one of our models wherever statistics are collected.
 
     vLLM does not make loggers of the entry point ``vllm.stat_logger_plugins`` for ``LLM``, and they
     make every server collect statistics, even with ``--disable-log-stats``.
     """
+    original(self, vllm_config, *args, **kwargs)
+    if is_ours(vllm_config.model_config):
+        from vllm_dllm.metrics import add_counters
 
-    def init(self: Any, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
-        original(self, vllm_config, *args, **kwargs)
-        if is_ours(vllm_config.model_config):
-            from vllm_dllm.metrics import add_counters
-
-            served = vllm_config.model_config.dllm
-            load = served.settings.threshold_under_load
-            add_counters(self.stat_loggers, served.algorithm_names, load)
-
-    return init
+        served = vllm_config.model_config.dllm
+        load = served.settings.threshold_under_load
+        add_counters(self.stat_loggers, served.algorithm_names, load)
 
 
-def _refuse_beam_search(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_beam_search(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse it offline; over HTTP, `frontend.http_request` does."""
-    from vllm_dllm.frontend.front_end import front_end_of
-
-    def beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if front_end_of(self.llm_engine.input_processor) is not None:
-            refuse_beam_search()
-        return original(self, *args, **kwargs)
-
-    return beam_search
+    if hasattr(self.llm_engine.input_processor, FRONT_END):
+        refuse_beam_search()
+    return original(self, *args, **kwargs)

@@ -1,7 +1,9 @@
 """Change what a model state needs changed in its process and in the runner that made it.
 
 Our model state calls these functions when the runner makes it. This module is the only one of the
-room that the worker imports, so it imports nothing of ours except `wrapping`.
+room that the worker imports, so it imports nothing of ours except `wrapping`. Modules of vLLM are
+looked up: importing the runner before vLLM does is not safe (on the CPU it must be imported after
+the kernels were swapped), and a model state exists only where the runner has been imported.
 """
 
 from __future__ import annotations
@@ -18,26 +20,18 @@ def report_preemptions() -> None:
 
     The runner calls ``remove_request`` for preempted and finished requests alike. So before those
     calls it now calls ``preempt_requests(scheduler_output)`` of a model state that has it.
-
-    The runner's module is looked up, not imported. Importing it before vLLM does is not safe (on
-    the CPU it must be imported after the kernels were swapped), and a model state exists only
-    where the runner has been imported.
     """
-    wrap(
-        sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner,
-        "finish_requests",
-        _name_preempted_requests,
-    )
+    runner = sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner
+    wrap(runner, "finish_requests", _name_preempted_requests)
 
 
-def _name_preempted_requests(original: Callable[..., None]) -> Callable[..., None]:
-    def finish_requests(self: Any, scheduler_output: Any) -> None:
-        preempt = getattr(self.model_state, "preempt_requests", None)
-        if preempt is not None:
-            preempt(scheduler_output)
-        original(self, scheduler_output)
-
-    return finish_requests
+def _name_preempted_requests(
+    original: Callable[..., None], self: Any, scheduler_output: Any
+) -> None:
+    preempt = getattr(self.model_state, "preempt_requests", None)
+    if preempt is not None:
+        preempt(scheduler_output)
+    original(self, scheduler_output)
 
 
 def allocate_no_grammar_bitmask() -> None:
@@ -50,15 +44,14 @@ def allocate_no_grammar_bitmask() -> None:
     wrap(worker, "__init__", _with_empty_bitmask)
 
 
-def _with_empty_bitmask(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, max_num_logits: int, *args: Any, **kwargs: Any) -> None:
-        config = sys.modules["vllm.config"].get_current_vllm_config()
-        ours = hasattr(config.model_config, "dllm")  # our start-up sets it
-        original(self, 0 if ours else max_num_logits, *args, **kwargs)
-        if ours:
-            self.apply_grammar_bitmask = _refuse_grammars
-
-    return init
+def _with_empty_bitmask(
+    original: Callable[..., None], self: Any, max_num_logits: int, *args: Any, **kwargs: Any
+) -> None:
+    config = sys.modules["vllm.config"].get_current_vllm_config()
+    ours = hasattr(config.model_config, "dllm")  # our start-up sets it
+    original(self, 0 if ours else max_num_logits, *args, **kwargs)
+    if ours:
+        self.apply_grammar_bitmask = _refuse_grammars
 
 
 def _refuse_grammars(

@@ -1,8 +1,4 @@
-"""The only helper that wraps a function of vLLM.
-
-This module imports neither this package nor vLLM, so that any code that wraps a function of vLLM
-can use it.
-"""
+"""The only helper that wraps a function of vLLM; it imports neither this package nor vLLM."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 # Set on every wrapper, so that a function is wrapped only once however often `wrap` is called.
 _WRAPPED = "_vllm_dllm_patched"
 
 
-def wrap(owner: Any, name: str, decorator: Decorator) -> None:
-    """Replace ``owner.name`` by ``decorator(original)``, once.
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Make each call of ``owner.name`` a call of ``around(original, ...)``; does so once.
 
     The wrapper keeps the original's name, docstring and signature, and holds the original as
     ``__wrapped__``.
@@ -26,8 +20,7 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
     Args:
         owner: a module or a class; an inherited method is wrapped for this class alone.
         name: name of a function or of a method that takes the instance or the class.
-        decorator: called only if the function is not wrapped yet. A method gets the instance or
-            the class first.
+        around: gets the original and the call's arguments, a method's instance or class first.
 
     Raises:
         AttributeError: the owner has no attribute of this name.
@@ -37,7 +30,16 @@ def wrap(owner: Any, name: str, decorator: Decorator) -> None:
     original = found.__func__ if isinstance(found, classmethod) else found
     if not inspect.isroutine(original) or isinstance(original, staticmethod):
         raise TypeError(f"{name} of {owner!r} is not a function that could be wrapped")
-    if not hasattr(original, _WRAPPED):
-        wrapper = functools.wraps(original)(decorator(original))
-        setattr(wrapper, _WRAPPED, True)
-        setattr(owner, name, classmethod(wrapper) if found is not original else wrapper)
+    if hasattr(original, _WRAPPED):
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    async def call_later(*args: Any, **kwargs: Any) -> Any:
+        return await around(original, *args, **kwargs)
+
+    later = inspect.iscoroutinefunction(original)
+    wrapper = functools.wraps(original)(call_later if later else call)
+    setattr(wrapper, _WRAPPED, True)
+    setattr(owner, name, classmethod(wrapper) if found is not original else wrapper)

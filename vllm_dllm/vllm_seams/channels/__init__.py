@@ -1,9 +1,9 @@
 """Channels between our worker, scheduler and front end, in fields of vLLM's messages.
 
 vLLM has no place for a plugin's data on the way back from the worker, so each channel borrows a
-field. Its encoder and its decoder are here, and nothing else reads or writes that field. (On the
-way to the worker, data travels in a request's ``extra_args``, which vLLM has for plugins, and in
-``dllm_unclean`` of vLLM's ``SchedulerOutput``, which requests may have spoiled their pages.)
+field. Its encoder and its decoder are here, and nothing else reads or writes that field. (To the
+worker, data travels in a request's ``extra_args``, which vLLM has for plugins, and in
+``dllm_unclean`` of vLLM's ``SchedulerOutput``: which requests may have spoiled their pages.)
 
     from        to          what                        borrowed field
     worker      scheduler   how each pass went          ``num_nans`` of the sampler's output
@@ -13,16 +13,20 @@ way to the worker, data travels in a request's ``extra_args``, which vLLM has fo
     scheduler   front end   counts by algorithm         ``num_kv_fetch_reqs_by_stage``, integers by
                                                         name in the scheduler's statistics
 
-The first one is used in every step and is in this file. `records` exist only while a request is
-traced, and `counts` where vLLM collects statistics.
+Those of records are in `records`, because they exist only while a request is traced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
 from typing import Any
 
 import torch
+
+# (algorithm, counter) -> by how much it grows.
+Counts = Mapping[tuple[str, str], int]
+_PREFIX = "dllm"
 
 
 class PassFlags(IntFlag):
@@ -45,22 +49,32 @@ class Failure(IntEnum):
 
 
 def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tensor) -> torch.Tensor:
-    """The ``num_nans`` of a step, int32 ``[n]``: minus the flags, or the failure.
+    """The ``num_nans`` of a step, int32 ``[n]``.
 
-    Args:
-        sound: bool ``[n]``, the canvases that go on.
-        flags: int ``[n]``, their `PassFlags`.
-        failure: int ``[n]``, why the others' requests end, a `Failure`.
+    `sound` canvases (bool ``[n]``) have minus their `PassFlags`, and the others their `Failure`.
     """
     return torch.where(sound, -flags, failure).int()
 
 
 def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """The `PassFlags` of a step's sound canvases and the failures of the others, by request id.
-
-    Args:
-        output: vLLM's ``ModelRunnerOutput``.
-    """
+    """The `PassFlags` of a step's sound canvases and the failures of the others, by request id."""
     numbers = output.num_nans_in_logits or {}
     flags = {request_id: -number for request_id, number in numbers.items() if number <= 0}
     return flags, {request_id: number for request_id, number in numbers.items() if number > 0}
+
+
+def put_counts(stats: Any, counts: Counts) -> None:
+    """Send counts with vLLM's ``SchedulerStats``."""
+    stats.num_kv_fetch_reqs_by_stage |= {
+        f"{_PREFIX}:{counter}:{algorithm}": number
+        for (algorithm, counter), number in counts.items()
+    }
+
+
+def take_counts(stats: Any) -> Counts:
+    """Remove and return what `put_counts` was given."""
+    numbers, found = stats.num_kv_fetch_reqs_by_stage, {}
+    for name in [name for name in numbers if name.startswith(f"{_PREFIX}:")]:
+        _, counter, algorithm = name.split(":", 2)
+        found[algorithm, counter] = numbers.pop(name)
+    return found

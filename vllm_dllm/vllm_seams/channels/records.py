@@ -23,20 +23,12 @@ ABSENT = -1
 
 @dataclass
 class StepRecords:
-    """The records of a step: m passes over canvases of at most L positions.
+    """The records of a step: m passes over canvases of at most L positions, see `Record`."""
 
-    Attributes:
-        request_indices: the indices in the batch of the requests that they belong to.
-        headers: int32 ``[3, m]``: the absolute position where each canvas starts, the number of its
-            denoise steps before, and its `PassFlags`.
-        tokens: int32 ``[m, L]``, see `Record`.
-        scores: float32 ``[2, m, L]``: the logprobs and the probabilities.
-    """
-
-    request_indices: list[int]
-    headers: Any
-    tokens: Any
-    scores: Any
+    request_indices: list[int]  # in the batch
+    headers: Any  # int32 ``[3, m]``: starts, steps and flags
+    tokens: Any  # int32 ``[m, L]``
+    scores: Any  # float32 ``[2, m, L]``: logprobs and probabilities
 
     def converted(self, convert: Callable[[Any], Any]) -> StepRecords:
         """The same with each tensor or array converted."""
@@ -72,11 +64,7 @@ class TracedLogprobs:
 
 
 def take_step_records(output: Any) -> StepRecords | None:
-    """The records of a step, in numpy arrays; leaves its plain logprobs.
-
-    Args:
-        output: vLLM's ``ModelRunnerOutput``.
-    """
+    """Take a step's records, numpy arrays, off vLLM's output, which keeps its plain logprobs."""
     logprobs = output.logprobs
     if logprobs is None or logprobs.logprobs is not None:
         return None
@@ -85,29 +73,17 @@ def take_step_records(output: Any) -> StepRecords | None:
 
 
 class Record(NamedTuple):
-    """One pass over a canvas.
+    """One pass over a canvas."""
 
-    Attributes:
-        engine_step: how many steps the engine has finished since its first traced request.
-        milliseconds: when the step's result arrived, since that request.
-        start: absolute position of the canvas' first position, counted from the prompt's beginning.
-        step: how many denoise steps the canvas had taken before.
-        flags: what the pass did.
-        tokens: int32 ``[width]``, the canvas after the pass.
-        logprobs: float32 ``[width]``, the logprobs of the tokens that this pass decided.
-        probabilities: float32 ``[width]``, `UNDECIDED` or `GIVEN` where this pass decided nothing.
-        threshold: the threshold of the step, if it follows the load; sent as millionths.
-    """
-
-    engine_step: int
-    milliseconds: int
-    start: int
-    step: int
-    flags: PassFlags
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    probabilities: np.ndarray
-    threshold: float | None = None
+    engine_step: int  # how many the engine has finished since its first traced request
+    milliseconds: int  # when the step's result arrived, since that request
+    start: int  # the canvas' first position, counted from the prompt's beginning
+    step: int  # how many denoise steps the canvas had taken before
+    flags: PassFlags  # what the pass did
+    tokens: np.ndarray  # int32 ``[width]``, the canvas after the pass
+    logprobs: np.ndarray  # float32 ``[width]``, of the tokens that this pass decided
+    probabilities: np.ndarray  # float32 ``[width]``; `UNDECIDED` or `GIVEN` where it decided none
+    threshold: float | None = None  # of the step, if it follows the load; sent as millionths
 
     @property
     def denoised(self) -> bool:
@@ -120,12 +96,9 @@ _NO_THRESHOLD = -1
 
 
 def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
-    """Send records of a request with an output.
+    """Send a request's `StepDetails` and its records, at least one, with vLLM's output.
 
-    Args:
-        output: vLLM's ``EngineCoreOutput``.
-        details: what is wanted to know of the request's steps.
-        records: at least one; their arrays have the length L, with `ABSENT` tokens at the end.
+    Arrays of records have the length L, with `ABSENT` tokens at the end.
     """
     from vllm.v1.outputs import SamplingMaskLists
 
@@ -137,11 +110,7 @@ def put_records(output: Any, details: int, records: Iterable[Record]) -> None:
 
 
 def take_records(output: Any) -> tuple[int, list[Record]] | None:
-    """Return the arguments of `put_records`, cut to the canvas' width, or None without records.
-
-    Args:
-        output: vLLM's ``EngineCoreOutput``.
-    """
+    """Return the arguments of `put_records`, cut to the canvas' width, or None without records."""
     sent = output.new_sampling_mask
     if sent is None or sent.cu_num_generated_tokens is None:  # a mask, for a model of vLLM's
         return None
