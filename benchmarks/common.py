@@ -157,3 +157,23 @@ def with_equal_steps(model: Path, copy: Path, steps: int) -> Path:
     config |= {"max_denoising_steps": steps, "confidence_threshold": 1e-30}
     path.write_text(json.dumps(config))
     return copy
+
+
+class Progress:
+    """One line that renews itself; where the output is a file, a line every ten seconds."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.label, self.total, self.done = label, total, 0
+        self.begin = self.said = time.monotonic()
+
+    def step(self) -> None:
+        """One more is done."""
+        self.done += 1
+        now, terminal = time.monotonic(), sys.stdout.isatty()
+        last = self.done == self.total
+        if now - self.said < (0.2 if terminal else 10.0) and not last:
+            return
+        self.said = now
+        text = f"{self.label}: {self.done} of {self.total}, {now - self.begin:.0f} s"
+        print(f"\r\033[K{text}" if terminal else text, end="\n" if last or not terminal else "")
+        sys.stdout.flush()

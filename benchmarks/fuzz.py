@@ -33,9 +33,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import write  # noqa: E402
 from tests.support.fuzz.bodies import Body  # noqa: E402
 from tests.support.fuzz.client import Reply, session  # noqa: E402
-from tests.support.fuzz.models import plain_server  # noqa: E402
 from tests.support.fuzz.rules import VLLMS_OWN, VLLMS_OWN_LATER, Site  # noqa: E402
-from tests.support.fuzz.run import Fuzzer, Report, traced  # noqa: E402
+from tests.support.fuzz.run import Fuzzer, Report, plain_server, traced  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 from tests.support.soak.models import MODELS  # noqa: E402
 

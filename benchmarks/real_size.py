@@ -411,7 +411,7 @@ def run_child(args: argparse.Namespace) -> None:
         tables = spread_experts() if args.routing == "uniform" else None
         import torch
 
-        from vllm_dllm.selftest.device_time import device_time
+        from vllm_dllm.selftest.steps import device_time
 
         model = Path(scratch) / "model"
         write_checkpoint(system, model, args.tiny, args.layers)

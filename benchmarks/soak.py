@@ -10,7 +10,7 @@ for 40 seats and too few KV pages. One request in ten is left by its client, one
 malformed, and one in thirty is read slowly. Now and then the engine stands still for seconds. The
 code is in `tests/support/soak`.
 
-Afterwards (`tests/support/soak/rules.py`): every answer is that of the same request alone, nothing
+Afterwards (`benchmarks/soak_rules.py`): every answer is that of the same request alone, nothing
 is held, all seats are free, memory is flat, and the log has no error. If not, the exit status is 1.
 
 Prefix caching is on under load; before each request that is asked alone the cache is emptied, so
@@ -33,8 +33,19 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import write  # noqa: E402
-from tests.support.progress import Progress  # noqa: E402
+from benchmarks.common import Progress, write  # noqa: E402
+from benchmarks.soak_rules import (  # noqa: E402
+    FROZEN,
+    SLOW_READERS,
+    Faults,
+    Growth,
+    Sample,
+    different,
+    growth,
+    log_errors,
+    resident_bytes,
+    unexpected,
+)
 from tests.support.server import Server  # noqa: E402
 from tests.support.soak.client import (  # noqa: E402
     ANSWER_SECONDS,
@@ -47,19 +58,15 @@ from tests.support.soak.client import (  # noqa: E402
     send_all,
     session,
 )
-from tests.support.soak.faults import FROZEN, SLOW_READERS, Faults  # noqa: E402
-from tests.support.soak.models import ENVIRONMENT, MODELS, SEATS, Model, chosen  # noqa: E402
-from tests.support.soak.requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
-from tests.support.soak.rules import (  # noqa: E402
+from tests.support.soak.models import (  # noqa: E402
+    ENVIRONMENT,
     MEGABYTE,
-    Growth,
-    Sample,
-    different,
-    growth,
-    log_errors,
-    resident_bytes,
-    unexpected,
+    MODELS,
+    SEATS,
+    Model,
+    chosen,
 )
+from tests.support.soak.requests import Ask, Sending, draw_plan, draw_pool  # noqa: E402
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 SAMPLES = 100  # of memory, in a run
@@ -143,9 +150,7 @@ def run(model: Model, size: Size, log: Path, flags: Sequence[str] = ()) -> Repor
 
 async def soak(server: Server, model: Model, size: Size) -> Report:
     """Run the load, then every check but that of the log."""
-    pool = draw_pool(
-        size.distinct, model.corruption, size.seed, frontend=True, adapters=model.adapters
-    )
+    pool = draw_pool(size.distinct, model.corruption, size.seed, model.adapters)
     sendings = draw_plan(size.requests, pool, size.seed)
     alone: dict[str, Answer] = {}
     memory, preemptions = None, 0

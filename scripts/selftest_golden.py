@@ -33,9 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from examples.tiny.tasks import held_out_set  # noqa: E402
+from scripts.selftest_references import Prompts, encoder, reference_of  # noqa: E402
 from tests.support.checkpoints import TINY  # noqa: E402
 from tests.support.reference_sdar import Rule  # noqa: E402
-from tests.support.selftest_references import Prompts, encoder, reference_of  # noqa: E402
 from vllm_dllm.selftest.cases import FAMILIES, Case  # noqa: E402
 from vllm_dllm.selftest.command import run_job  # noqa: E402
 

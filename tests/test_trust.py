@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from vllm_dllm.ranges import MAX_STEPS, SettingsError
 from vllm_dllm.settings.parsing import parse_options
 from vllm_dllm.settings.resolution import Served
@@ -24,8 +24,8 @@ OTHERS = re.compile(r"""trust_remote_code["']|trust_remote_code\s*=|\btorch\.loa
 
 
 def test_no_code_comes_out_of_data() -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", DANGERS]
-    done = subprocess.run([*command, str(PACKAGE)], capture_output=True, text=True, check=False)
+    command = (sys.executable, "-m", "ruff", "check", "--isolated", "--select", DANGERS)
+    done = run(*command, PACKAGE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path for path in PACKAGE.rglob("*.py") if OTHERS.search(path.read_text())] == []
 

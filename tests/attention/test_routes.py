@@ -1,14 +1,25 @@
-"""Routes: whatever is there and whatever is asked for, a route that works or a refusal by name."""
+"""Routes: whatever is there and whatever is asked for, a route that works or a refusal by name.
+
+The table in docs/attention.md is what the function answers; run this file to print it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.config import CompilationConfig, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 
+from tests.support.checkpoints import ROOT
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
+from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.attention.routes import (
     Device,
     LayerShape,
@@ -18,102 +29,71 @@ from vllm_dllm.attention.routes import (
     RouteError,
     choose_route,
 )
+from vllm_dllm.attention.served_route import apply_route, device_here, name_of
+from vllm_dllm.families.block_causal.attention import BlockCausal
+
+COLUMNS = {
+    "LLaDA2": (LLADA2, "auto"),
+    "LLaDA2, `fp8`": (LLADA2, "fp8"),
+    "DiffusionGemma": (GEMMA, "auto"),
+    "DiffusionGemma, `fp8`": (GEMMA, "fp8"),
+    "`window=reference`": (GEMMA_REFERENCE, "auto"),
+}
+SHOWN = ("SM80", "SM89", "SM90", "SM100", "SM120", "ROCm", "CPU")
 
 
-@pytest.mark.parametrize(
-    ("device", "model", "kv", "route"),
-    [
-        ("SM80", LLADA2, "auto", ("FLASH_ATTN", 2, "virtual sequences", 32)),
-        ("SM89", LLADA2, "auto", ("FLASH_ATTN", 2, "virtual sequences", 32)),
-        ("SM89", LLADA2, "fp8", ("TRITON_ATTN", None, "virtual sequences", 32)),
-        # vLLM takes FlashAttention 4 for diffusion models on SM90; its tile is a page of 128.
-        ("SM90", LLADA2, "auto", ("FLASH_ATTN", 4, "virtual sequences", 128)),
-        # By vLLM's own order this is FLASHINFER, which raises at start-up.
-        ("SM90", LLADA2, "fp8", ("TRITON_ATTN", None, "virtual sequences", 32)),
-        ("SM90", LLADA2, "fp8_e5m2", ("TRITON_ATTN", None, "virtual sequences", 32)),
-        ("SM100", LLADA2, "auto", ("FLASH_ATTN", 4, "virtual sequences", 128)),
-        ("SM120", LLADA2, "auto", ("FLASH_ATTN", 2, "virtual sequences", 32)),
-        ("SM120", LLADA2, "fp8", ("TRITON_ATTN", None, "virtual sequences", 32)),
-        ("ROCm", LLADA2, "auto", ("TRITON_ATTN", None, "virtual sequences", 32)),
-        ("CPU", LLADA2, "auto", ("CPU_ATTN", None, "virtual sequences", 128)),
-        ("SM80", GEMMA, "auto", ("TRITON_ATTN", None, "causal tensor", None)),
-        ("SM90", GEMMA, "auto", ("FLASH_ATTN", 4, "causal tensor", None)),
-        ("SM90", GEMMA, "fp8", ("TRITON_ATTN", None, "causal tensor", None)),
-        # FlashAttention 4 asserts SM90 where it is given a causal tensor.
-        ("SM100", GEMMA, "auto", ("TRITON_ATTN", None, "causal tensor", None)),
-        ("SM120", GEMMA, "auto", ("TRITON_ATTN", None, "causal tensor", None)),
-        ("ROCm", GEMMA, "fp8", ("TRITON_ATTN", None, "causal tensor", None)),
-        ("CPU", GEMMA, "auto", ("CPU_ATTN", None, "causal tensor", None)),
-        ("CPU", GEMMA_REFERENCE, "auto", ("CPU_ATTN", None, "canvas rows", None)),
-        ("SM90", GEMMA_REFERENCE, "auto", ("CUSTOM", None, "rules", None)),
-        ("SM100", GEMMA_REFERENCE, "fp8", ("CUSTOM", None, "rules", None)),
-    ],
-)
-def test_the_route(device: str, model: ModelAttention, kv: str, route: tuple[object, ...]) -> None:
-    chosen = choose_route(DEVICES[device], model, Options(kv_cache_dtype=kv))
-    assert (chosen.backend, chosen.flash_version, chosen.method, chosen.page_size) == route
+def row(name: str) -> str:
+    """A device's line of the table."""
+    cells = [name]
+    for model, kv_cache_dtype in COLUMNS.values():
+        try:
+            route = choose_route(DEVICES[name], model, Options(kv_cache_dtype=kv_cache_dtype))
+        except RouteError:
+            cells.append("refused")
+            continue
+        version = f" {route.flash_version}" if route.flash_version else ""
+        page = f" ({route.page_size})" if route.page_size else ""
+        cells.append(f"`{route.backend}`{version}, {route.method}{page}")
+    return "| " + " | ".join(cells) + " |"
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_documented_table(name: str) -> None:
+    """By vLLM's own order LLaDA2 on SM90 with `fp8` had FLASHINFER, which raises at start-up."""
+    assert row(name) in (ROOT / "docs" / "attention.md").read_text("utf-8").splitlines()
+
+
+def test_what_the_table_does_not_show() -> None:
+    assert row("SM86").replace("SM86", "SM80") == row("SM80")
+    with_triton = replace(DEVICES["CPU"], triton=True)
+    assert choose_route(with_triton, LLADA2, Options()).backend == "CPU_ATTN"
+    fp8 = (DEVICES["SM100"], GEMMA_REFERENCE, Options(kv_cache_dtype="fp8"))
+    assert choose_route(*fp8).backend == "CUSTOM"
+    e5m2 = (DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8_e5m2"))
+    assert choose_route(*e5m2).backend == "TRITON_ATTN"
+    assert str(choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8"))) == (
+        "TRITON_ATTN, virtual sequences, KV pages of 32 tokens: FLASH_ATTN: it has no float8 KV "
+        "cache for every head size (--kv-cache-dtype)"
+    )
+
+
+FLASH, TRITON = Options("FLASH_ATTN"), Options("TRITON_ATTN")
 
 
 @pytest.mark.parametrize(
     ("device", "model", "asked", "words"),
     [
-        (
-            "SM90",
-            LLADA2,
-            Options("FLASHINFER"),
-            "backend FLASHINFER: .*not been tried.*FLASH_ATTN or",
-        ),
-        (
-            "SM80",
-            GEMMA,
-            Options("FLASH_ATTN"),
-            "FlashAttention 2 has no causal flag.*TRITON_ATTN",
-        ),
-        (
-            "SM100",
-            GEMMA,
-            Options("FLASH_ATTN"),
-            "FlashAttention 4 has no causal flag .* on SM100; .*choose TRITON_ATTN",
-        ),
-        ("SM90", GEMMA_REFERENCE, Options("FLASH_ATTN"), "no left edge.*choose CUSTOM"),
-        (
-            "SM90",
-            LLADA2,
-            Options("FLASH_ATTN", "fp8"),
-            "FLASH_ATTN: .*no float8 KV cache.*TRITON",
-        ),
-        (
-            "SM80",
-            LLADA2,
-            Options(None, "fp8"),
-            "no attention backend on SM80 .*kv-cache-dtype.*SM89",
-        ),
-        (
-            "SM80",
-            LLADA2,
-            Options("TRITON_ATTN", "fp8"),
-            "TRITON_ATTN: .*--kv-cache-dtype.*no other backend",
-        ),
+        ("SM90", LLADA2, Options("FLASHINFER"), "FLASHINFER: .*not been tried.*FLASH_ATTN or"),
+        ("SM80", GEMMA, FLASH, "FlashAttention 2 has no causal flag.*TRITON_ATTN"),
+        ("SM100", GEMMA, FLASH, "FlashAttention 4 has no .* on SM100; .*choose TRITON_ATTN"),
+        ("SM90", GEMMA_REFERENCE, FLASH, "no left edge.*choose CUSTOM"),
+        ("SM90", LLADA2, replace(FLASH, kv_cache_dtype="fp8"), "no float8 KV cache.*TRITON"),
+        ("SM80", LLADA2, Options(None, "fp8"), "no attention backend on SM80 .*cache-dtype.*SM89"),
+        ("SM80", LLADA2, replace(TRITON, kv_cache_dtype="fp8"), "--kv-cache-dtype.*no other"),
         ("SM90", LLADA2, Options(page_size=48), "block_size=48 .*multiple of 32"),
-        (
-            "CPU",
-            LLADA2,
-            Options("TRITON_ATTN"),
-            "TRITON_ATTN: the CPU platform has CPU_ATTN and",
-        ),
-        (
-            "CPU",
-            LLADA2,
-            Options("CUSTOM"),
-            "CUSTOM: vLLM has no Triton here; choose CPU_ATTN",
-        ),
-        ("ROCm", LLADA2, Options("ROCM_ATTN"), "ROCM_ATTN: .*not been tried.*TRITON_ATTN"),
-        (
-            "ROCm",
-            LLADA2,
-            Options("FLASH_ATTN"),
-            "FLASH_ATTN: ROCm has TRITON_ATTN and CUSTOM only",
-        ),
+        ("CPU", LLADA2, TRITON, "TRITON_ATTN: the CPU platform has CPU_ATTN and"),
+        ("CPU", LLADA2, Options("CUSTOM"), "CUSTOM: vLLM has no Triton here; choose CPU_ATTN"),
+        ("ROCm", LLADA2, FLASH, "FLASH_ATTN: ROCm has TRITON_ATTN and CUSTOM only"),
     ],
 )
 def test_refusals(device: str, model: ModelAttention, asked: Options, words: str) -> None:
@@ -137,14 +117,6 @@ def test_without_flash_attention_4_hopper_has_another_route() -> None:
     route = choose_route(hopper, LLADA2, Options())
     assert route.backend == "TRITON_ATTN" and "FlashAttention 3 keeps one entry" in route.reason
     assert choose_route(hopper, GEMMA, Options()).backend == "TRITON_ATTN"
-
-
-def test_the_log_line() -> None:
-    route = choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype="fp8"))
-    assert str(route) == (
-        "TRITON_ATTN, virtual sequences, KV pages of 32 tokens: FLASH_ATTN: it has no float8 KV "
-        "cache for every head size (--kv-cache-dtype)"
-    )
 
 
 BACKENDS = (
@@ -235,3 +207,60 @@ def test_a_route_that_works_or_a_refusal_by_name(
     # Options for by name, the same route is not refused.
     again = choose_route(device, model, replace(asked, backend=route.backend))
     assert replace(again, reason=route.reason) == route
+
+
+# ---- A served model's route in vLLM's configuration, and the CUDA graphs that are right for it
+
+
+def test_all_layers_have_the_same_backend() -> None:
+    """Our backend takes rules and no causal tensor, and layers share one kind of metadata."""
+    attention = SimpleNamespace(backend_per_kind={"sliding_window": "CUSTOM"})
+    config: Any = SimpleNamespace(attention_config=attention)
+    with pytest.raises(RouteError, match=r"backend_per_kind: .* remove it"):
+        apply_route(config, GEMMA)
+
+
+def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
+    """vLLM has one name for backends of third parties; only ours takes rules."""
+
+    class Foreign:
+        get_name = staticmethod(lambda: "CUSTOM")
+
+    with pytest.raises(RouteError, match=r"CUSTOM of tests\.attention\.test_routes: .*tried"):
+        choose_route(device_here(), LLADA2, Options(name_of(Foreign)))
+
+
+@pytest.mark.parametrize("piecewise", [True, False])
+def test_a_full_graph_replays_virtual_sequences_of_canvases_only(piecewise: bool) -> None:
+    """vLLM lowers the mode by what the rule states."""
+    assert BlockCausal.graph_support == AttentionCGSupport.UNIFORM_BATCH
+    config = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
+    config.splitting_ops = list(config._attention_ops) if piecewise else []
+    left = config.resolve_cudagraph_mode_and_sizes(
+        BlockCausal.graph_support, "BlockCausal", 32, True
+    )
+    expected = "FULL_AND_PIECEWISE" if piecewise else "FULL_DECODE_ONLY"
+    assert left == CUDAGraphMode[expected]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (32, 33),  # a prompt of more than a block
+        (64, 64),  # fused commits: a block and the next canvas
+    ],
+)
+def test_no_full_graph_replays_a_query_longer_than_a_block(lengths: tuple[int, ...]) -> None:
+    """It would read the whole query with one mask, and answer wrongly without a word."""
+    batch: Any = SimpleNamespace(
+        num_scheduled_tokens=np.array(lengths), num_draft_tokens_per_req=np.array((32, 32))
+    )
+    rule = BlockCausal(32, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match=rf"query of {max(lengths)} tokens.*FULL_DECODE_ONLY"):
+        rule.metadata(AttentionBatch(batch, True, (), {}))
+
+
+if __name__ == "__main__":
+    print("| device | " + " | ".join(COLUMNS) + " |")
+    print("|---" * (len(COLUMNS) + 1) + "|")
+    print(*map(row, SHOWN), sep="\n")

@@ -130,22 +130,3 @@ def test_vllm_takes_every_route(name: str, vllm_on: Any) -> None:
                 use_mm_prefix=not model.block_causal,
             ), (route, layer)
     assert taken > 10
-
-
-@pytest.mark.parametrize(("kv", "stock"), [("auto", "FLASH_ATTN"), ("fp8", "FLASHINFER")])
-def test_vllm_s_own_order_on_hopper(kv: str, stock: str, vllm_on: Any) -> None:
-    """With a float8 KV cache vLLM's order leads to FLASHINFER, which cannot serve LLaDA2."""
-    from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
-
-    capability = vllm_on(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype=kv))
-    against = reasons_against(
-        FlashAttentionBackend,
-        capability,
-        LLADA2.layers[0],
-        dtype=torch.bfloat16,
-        kv_cache_dtype=kv,
-        block_size=128,
-        use_mm_prefix=False,
-    )
-    assert (not against) == (stock == "FLASH_ATTN")
-    assert choose_route(DEVICES["SM90"], LLADA2, Options(kv_cache_dtype=kv)).backend != "FLASHINFER"

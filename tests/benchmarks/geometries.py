@@ -12,8 +12,8 @@ from typing import Any
 from transformers import DiffusionGemmaConfig
 
 from benchmarks.published import Attention, Geometry
-from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig
-from vllm_dllm.families.sdar.hf_config import SDARConfig, SDARMoeConfig
+from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
+from vllm_dllm.families.sdar import SDARConfig, SDARMoeConfig
 
 
 def geometry(config: Mapping[str, Any]) -> Geometry:

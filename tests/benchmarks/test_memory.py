@@ -1,13 +1,15 @@
-"""The memory of published models is computed from what is published."""
+"""The memory of published models, and the floor of a step, are computed from what is published."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
-from benchmarks import model_memory
+from benchmarks import model_memory, real_size
 from benchmarks.published import (
     DIFFUSION_GEMMA,
     LLADA2_FLASH,
@@ -25,29 +27,26 @@ from tests.support.published import (
     sdar_config,
     sdar_tensors,
 )
+from vllm_dllm.families.diffusion_gemma.model import DiffusionGemmaForBlockDiffusion
+from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
+from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 
 BF16 = model_memory.unquantized()
 PUBLISHED = {
-    "LLaDA2.x-mini": (lambda: llada2_config("llada2-mini"), lambda: llada2_tensors("llada2-mini")),
-    "LLaDA2.x-flash": (
-        lambda: llada2_config("llada2-flash"),
-        lambda: llada2_tensors("llada2-flash"),
-    ),
-    "SDAR-1.7B": (lambda: sdar_config("sdar-1.7b-chat"), lambda: sdar_tensors("sdar-1.7b-chat")),
-    "SDAR-30B-A3B": (
-        lambda: sdar_config("sdar-30b-a3b-chat"),
-        lambda: sdar_tensors("sdar-30b-a3b-chat"),
-    ),
-    "DiffusionGemma-26B-A4B": (lambda: gemma_config().to_dict(), gemma_tensors),
+    "LLaDA2.x-mini": (llada2_config, llada2_tensors, ("llada2-mini",)),
+    "LLaDA2.x-flash": (llada2_config, llada2_tensors, ("llada2-flash",)),
+    "SDAR-1.7B": (sdar_config, sdar_tensors, ("sdar-1.7b-chat",)),
+    "SDAR-30B-A3B": (sdar_config, sdar_tensors, ("sdar-30b-a3b-chat",)),
+    "DiffusionGemma-26B-A4B": (lambda: gemma_config().to_dict(), gemma_tensors, ()),
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_geometry_is_that_of_its_configuration(name: str) -> None:
-    config, tensors = PUBLISHED[name]
+    config, tensors, checkpoint = PUBLISHED[name]
     model = SHAPES[name]
-    assert replace(geometry(config()), vision=model.vision) == model
-    counted = sum(math.prod(shape) for shape in tensors().values())
+    assert replace(geometry(config(*checkpoint)), vision=model.vision) == model
+    counted = sum(math.prod(shape) for shape in tensors(*checkpoint).values())
     # Encoder and decoder have a scalar each for every layer.
     scalars = 2 * model.layers if model.is_uniform else 0
     assert model_memory.parameters(model)[0] == counted - scalars
@@ -91,3 +90,25 @@ def test_pages_of_layers_that_differ() -> None:
 
 def test_tables_are_those_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert model_memory.main(["--check"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma"])
+def test_the_floor_counts_every_weight_of_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """With many tokens every expert is read, and of the embedding no more than the head is."""
+    system = real_size.SYSTEMS[name]
+    real_size.write_checkpoint(system, tmp_path / "model", tiny=False, layers=None)
+    of_config, shapes_of = {
+        "LLaDA2.0-mini": (LLaDA2MoeConfig, LLaDA2MoeModelLM.tensor_shapes),
+        "DiffusionGemma": (AutoConfig, DiffusionGemmaForBlockDiffusion.tensor_shapes),
+    }[name]
+    shapes = shapes_of(of_config.from_pretrained(tmp_path / "model"))
+    counted = {
+        tensor: math.prod(shape)
+        for tensor, shape in shapes.items()
+        # Without norms and biases, and without the images' half.
+        if len(shape) > 1 and "vision" not in tensor and "word_embeddings" not in tensor
+    }
+    if "lm_head.weight" not in counted:  # read as the head, and by self-conditioning
+        counted["lm_head.weight"] = counted["model.embed_tokens.weight"]
+    least = real_size.floor(system.geometry, requests=64, context=0)
+    assert least.weight_bytes == pytest.approx(2 * sum(counted.values()))

@@ -84,7 +84,6 @@ PLAIN = {
     "a.experts.down_proj": (2, 96, 64),
     "norm": (4,),
 }
-every_method = pytest.mark.parametrize("method", list(STORED))
 
 
 @pytest.fixture(autouse=True)
@@ -148,52 +147,38 @@ def load(method: str, file: dict[str, torch.Tensor], **more: Any) -> list[str]:
     return [name for name, _ in verified(file.items(), described(config_of(method, **more)), "X")]
 
 
-@every_method
+@pytest.mark.parametrize("method", STORED)
 def test_a_file_as_its_tool_writes_it(method: str) -> None:
+    """Each tensor that is missing, or has another dtype or shape, is named.
+
+    Numbers of 16 bits and more stand for each other: vLLM converts them.
+    """
     file, parts = whole(method), STORED[method]
     assert set(load(method, file)) == set(file)
     assert {f"a.experts.1.down_proj.{part}" for part in parts} <= set(file)
     assert len(file) == 1 + 7 * len(parts)
 
-
-@every_method
-def test_every_tensor_that_is_missing_is_named(method: str) -> None:
-    file = whole(method)
-    for name in file:
-        with pytest.raises(ValueError, match="lacks 1 of X's tensors") as caught:
-            load(method, {other: tensor for other, tensor in file.items() if other != name})
+    def refused(changed: dict[str, torch.Tensor], name: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message) as caught:
+            load(method, changed)
         assert name in str(caught.value)
 
-
-@every_method
-@pytest.mark.parametrize("wrong", ["int8", "uint8", "int64", "bfloat16", "float8_e5m2"])
-def test_every_dtype_that_is_wrong_is_named(method: str, wrong: str) -> None:
-    """Numbers of 16 bits and more stand for each other: vLLM converts them."""
-    file = whole(method)
     for name, tensor in file.items():
-        changed = tensor.to(getattr(torch, wrong))
+        others = {other: file[other] for other in file if other != name}
+        refused(others, name, "lacks 1 of X's tensors")
+        refused(others | {name: torch.stack([tensor, tensor])}, name, "has shape")
         same = FLOATS if tensor.dtype in FLOATS else {tensor.dtype}
-        if changed.dtype in same or name.endswith("weight_shape"):
-            continue
-        with pytest.raises(ValueError, match="is stored as") as caught:
-            load(method, file | {name: changed})
-        assert repr(name) in str(caught.value)
+        for wrong in (torch.int8, torch.uint8, torch.int64, torch.bfloat16, torch.float8_e5m2):
+            if wrong not in same and not name.endswith("weight_shape"):
+                refused(others | {name: tensor.to(wrong)}, name, "is stored as")
 
 
-@every_method
-def test_every_shape_that_is_wrong_is_named(method: str) -> None:
-    file = whole(method)
-    for name, tensor in file.items():
-        with pytest.raises(ValueError, match="has shape") as caught:
-            load(method, file | {name: torch.stack([tensor, tensor])})
-        assert repr(name) in str(caught.value)
-
-
-@every_method
+@pytest.mark.parametrize("method", [name for name in STORED if name not in ("gptq", "awq")])
 def test_experts_that_were_not_quantized(method: str) -> None:
-    """With INT4 and NVFP4 a matrix has another name than one that is not quantized."""
-    if method in ("gptq", "awq"):
-        pytest.skip("their tools quantize experts one by one")
+    """With INT4 and NVFP4 a matrix has another name than one that is not quantized.
+
+    The tools of GPTQ and AWQ quantize experts one by one.
+    """
     together = {"a.experts.gate_up_proj": torch.zeros(2, 128, 96, dtype=torch.bfloat16)}
     alone = {"a.experts.0.gate_proj.weight": torch.zeros(64, 96, dtype=torch.bfloat16)}
     for given in (together, alone):

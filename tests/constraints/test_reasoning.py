@@ -17,11 +17,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import StructuredOutputsParams
 
+from tests.constraints.test_constraint_options import structured
 from tests.constraints.test_tool_parsers import tokenizer
 from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.http_request import HttpRequest
-from vllm_dllm.frontend.reasoning import thought_after
-from vllm_dllm.frontend.structured_output import StructuredOutput
+from vllm_dllm.frontend.structured_output import thought_after
 
 # They do not say where a thought ends, or read on differently after that.
 REFUSED = {
@@ -83,16 +83,14 @@ def test_a_constraint_begins_after_the_thought(name: str) -> None:
 
 def test_a_request_keeps_the_thought_of_its_first_prompt() -> None:
     """That of `admit`, which knows what vLLM knows about it."""
-    structured = StructuredOutput.__new__(StructuredOutput)
-    structured.forbids_whitespace, structured.reasoning_parser = False, "qwen3"
-    structured.tokenizer = tokenizer
     got: list[Constraint] = []
-    structured._pool = SimpleNamespace(submit=lambda one, *_: got.append(one))  # type: ignore[assignment]
+    pool = SimpleNamespace(submit=lambda one, *_: got.append(one))
+    output = structured(reasoning_parser="qwen3", tokenizer=tokenizer, _pool=pool)
     for prompt, calls in ((Prompt([], True), None), (Prompt([]), None), (Prompt([]), False)):
         token = current.set(HttpRequest(asks_for_calls=calls))
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-        structured.submit(params, None, prompt)
-        structured.submit(params, None, Prompt(ids("</think>")))
+        output.submit(params, None, prompt)
+        output.submit(params, None, Prompt(ids("</think>")))
         current.reset(token)
     tool_call = ("<tool_call>", "</think>")
     expected = [None, Thought("</think>", tool_call), Thought("</think>", tool_call, True)]
@@ -104,9 +102,7 @@ def test_a_request_keeps_the_thought_of_its_first_prompt() -> None:
 
 
 def test_refusals_reach_the_client() -> None:
-    structured = StructuredOutput.__new__(StructuredOutput)
-    structured.forbids_whitespace, structured.reasoning_parser = False, "granite"
-    structured.tokenizer = tokenizer
+    output = structured(reasoning_parser="granite", tokenizer=tokenizer)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(VLLMValidationError, match="--reasoning-parser granite"):
-        structured.submit(params, None, Prompt([]))
+        output.submit(params, None, Prompt([]))

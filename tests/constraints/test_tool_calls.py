@@ -22,15 +22,12 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.tool_parsers.abstract_tool_parser import ToolParser
-from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
 from vllm_dllm.frontend.http_request import HttpRequest
 from vllm_dllm.frontend.tool_calls import asks_for_calls, constrained_calls
-from vllm_dllm.vllm_seams.http_endpoints import follow_parameters
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
 UNSUPPORTED = record(
@@ -74,16 +71,15 @@ def test_auto_is_free_text_and_calls_that_are_finished(strict: bool | None) -> N
         assert not derives(texts, text), text
 
 
-def test_a_required_call_is_there() -> None:
-    texts = language([tool("book", SEAT)], "required")
+SEAT_OF_RESPONSES = FunctionTool(type="function", name="book", parameters=SEAT, strict=None)
+
+
+@pytest.mark.parametrize("seat", [tool("book", SEAT), SEAT_OF_RESPONSES], ids=["chat", "responses"])
+def test_a_required_call_is_there(seat: Any) -> None:
+    texts = language([seat], "required")
     call = CALL.format("book", '{"row": 3}')
     assert derives(texts, call) and derives(texts, call + call)
     assert not derives(texts, "") and not derives(texts, "Hello. " + call)
-
-
-def test_in_the_responses_api_tools_are_functions_themselves() -> None:
-    seat = FunctionTool(type="function", name="book", parameters=SEAT, strict=None)
-    assert derives(language([seat], "required"), CALL.format("book", '{"row": 3}'))
 
 
 def test_a_strict_tool_is_refused_where_its_schema_is() -> None:
@@ -93,19 +89,12 @@ def test_a_strict_tool_is_refused_where_its_schema_is() -> None:
         language([tool("a", UNSUPPORTED, strict=True), tool("b", UNSUPPORTED)], "auto")
 
 
-def contents(tag: Any) -> list[Any]:
-    return [part["content"] for part in tag["format"]["tags"]]
-
-
 def test_other_tools_may_be_given_any_object_instead() -> None:
-    tag = asked([tool("a", UNSUPPORTED), tool("b", SEAT, strict=True)], "auto")
-    lenient, _, strict, _ = contents(tag)
+    tools = [tool("a", UNSUPPORTED), tool("b", SEAT, strict=True), tool("c", None)]
+    tags = asked(tools, "auto")["format"]["tags"]
+    lenient, strict, without = (part["content"] for part in tags[::2])
     assert lenient["or_any_object"] is True and "or_any_object" not in strict
-
-
-def test_a_tool_without_parameters_takes_any_object() -> None:
-    (content, _) = contents(asked([tool("a", None)], "auto"))
-    assert content["json_schema"] in ({"type": "object"}, {"type": "object", "properties": {}})
+    assert without["json_schema"] in ({"type": "object"}, {"type": "object", "properties": {}})
 
 
 def test_requests_without_tools_keep_their_constraint() -> None:
@@ -133,8 +122,7 @@ FUNCTION = ToolChoiceFunction(type="function", name="book")
     "given", [None, StructuredOutputsParams(json_object=True)], ids=["", "json"]
 )
 def test_calls_that_vllm_does_not_constrain_cannot_be_required(choice: Any, given: Any) -> None:
-    seat = FunctionTool(type="function", name="book", parameters=SEAT, strict=None)
-    tools = [seat] if choice is FUNCTION else [tool("book", SEAT)]
+    tools = [SEAT_OF_RESPONSES] if choice is FUNCTION else [tool("book", SEAT)]
     request = SimpleNamespace(tools=tools, tool_choice=choice, parallel_tool_calls=None)
     with pytest.raises(VLLMValidationError, match="--tool-call-parser"):
         constrained_calls(request, given)
@@ -161,24 +149,16 @@ FREE = {"name": "book", "parameters": SEAT}
         ({"tool_choice": "required"}, None),
         ({"response_format": {"type": "json_object"}}, None),
         ({"structured_outputs": {"regex": "a"}}, None),
+        ({"strict": True}, True),
     ],
     ids=str,
 )
 def test_what_asks_for_a_constraint(fields: dict[str, Any], found: bool | None) -> None:
-    chat = {"messages": [], "tools": [{"type": "function", "function": FREE}]}
+    function = FREE | {name: fields[name] for name in fields if name == "strict"}
+    fields = {name: fields[name] for name in fields if name != "strict"}
+    chat = {"messages": [], "tools": [{"type": "function", "function": function}]}
     assert asks_for_calls(ChatCompletionRequest.model_validate(chat | fields)) == found
     if "response_format" in fields:
         fields = {"text": {"format": fields["response_format"]}}
-    response = {"input": "", "tools": [{"type": "function", **FREE}]}
+    response = {"input": "", "tools": [{"type": "function", **function}]}
     assert asks_for_calls(ResponsesRequest.model_validate(response | fields)) == found
-
-
-def test_a_strict_tool_asks_for_a_constraint() -> None:
-    chat = {"messages": [], "tools": [{"type": "function", "function": FREE | {"strict": True}}]}
-    assert asks_for_calls(ChatCompletionRequest.model_validate(chat)) is True
-
-
-def test_the_strictness_of_a_server_follows_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToolParser, "default_tool_strict_level", None)
-    follow_parameters()
-    assert Hermes2ProToolParser.default_tool_strict_level is ToolStrictLevel.PARAMETER

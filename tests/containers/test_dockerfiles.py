@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -35,7 +34,6 @@ def said(name: str, instruction: str) -> list[str]:
 
 
 def copied(name: str) -> set[str]:
-    """What a Dockerfile copies from the repository."""
     copies = (rest.split() for rest in said(name, "COPY") if not rest.startswith("--from"))
     return {source for *sources, _ in copies for source in sources}
 
@@ -59,27 +57,10 @@ def test_versions_are_those_that_are_tested() -> None:
     assert set(PINNED_TORCH.findall(DOCKERFILES["cpu"].read_text())) == wanted
 
 
-def test_cuda_replaces_nothing_of_vllms_image() -> None:
-    """Everything that is installed is a constraint."""
-    *_, install = (rest for rest in said("cuda", "RUN") if "install" in rest)
-    held = re.search(r"uv pip list --system --format freeze >(\S+)", install)
-    (command,) = re.findall(r"uv pip install [^&]*", install)
-    assert held and f"--constraint {held[1]}" in command
-
-
 @EACH
 def test_the_server_is_not_root_and_is_watched(name: str) -> None:
     assert int(said(name, "USER")[-1]) > 0  # a cluster cannot know that a name is not root's
     assert f"http://127.0.0.1:{said(name, 'EXPOSE')[-1]}/health" in said(name, "HEALTHCHECK")[-1]
-
-
-def test_cpu_serves_with_readmes_flags() -> None:
-    readme = re.sub(r"\s*\\\n\s*", " ", (ROOT / "README.md").read_text("utf-8"))
-    (documented,) = re.findall(r"vllm serve (\S*tiny-llada2.*)$", readme, re.MULTILINE)
-    _, *words = json.loads(said("cpu", "CMD")[-1])
-    at = words.index("--served-model-name")
-    del words[at : at + 2]
-    assert words == shlex.split(documented)[1:]
 
 
 def test_the_context_is_what_is_copied() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext
+from tests.support.masked_references import fresh_state
+from vllm_dllm.decoding import Canvas, StepContext
 from vllm_dllm.decoding.base import BlockLimits
 from vllm_dllm.decoding.blocks import PASSES, InBlocks, open_blocks
 from vllm_dllm.decoding.credit import Credit
-from vllm_dllm.decoding.low_confidence import LowConfidence
 from vllm_dllm.decoding.quota import LowConfidenceDynamic
-from vllm_dllm.ops.compiled import CompiledOnce, compiling_ahead
+from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.ops.statistics.rows import RowStatistics
 
 BLOCKS = st.integers(1, 5)
@@ -59,17 +57,6 @@ def test_open_blocks(most: list[int], data: st.DataObject) -> None:
         assert got == wanted
 
 
-def state_of(rule: Algorithm, rows: int, width: int) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.full(
-            (rows, *([width] if spec.per_position else []), *spec.extra),
-            spec.initial,
-            dtype=spec.dtype,
-        )
-        for name, spec in rule.state.items()
-    }
-
-
 def step_by_loop(
     masked: list[bool],
     p: list[float],
@@ -106,7 +93,7 @@ def test_a_step_of_low_confidence(data: st.DataObject) -> None:
             RowStatistics(tokens + 100, torch.tensor([p])),
             last=torch.tensor([False]),
             parameters={"threshold": torch.tensor([0.5])},
-            state=state_of(rule, 1, size),
+            state=fresh_state(rule, 1, size),
             blocks=BlockLimits(torch.tensor([most]), torch.tensor([99])),
         ),
     )
@@ -133,7 +120,7 @@ def test_one_open_block_decides_as_a_canvas_of_one(name: str, cap: int) -> None:
         masked = torch.rand(1, width, generator=generator) < 0.8
         tokens = torch.zeros(1, width, dtype=torch.int64)
         whole = Canvas(tokens, masked, torch.zeros_like(masked))
-        state = state_of(rule, 1, width)
+        state = fresh_state(rule, 1, width)
         for n in range(count):
             part = slice(n * length, (n + 1) * length)
             own, steps = Canvas(*(t[:, part] for t in vars(whole).values())), 0
@@ -166,52 +153,11 @@ def test_one_open_block_decides_as_a_canvas_of_one(name: str, cap: int) -> None:
         assert update.done.tolist() == [True]
 
 
-def test_compiled_as_the_engine_does() -> None:
-    """The rows of slots hold other columns before the canvas, and batches have any size."""
-    count, length, before = 4, 4, 3
-    rule, generator = InBlocks(LowConfidence(), count), torch.Generator().manual_seed(2)
-    width = count * length
-
-    def step(
-        integers: torch.Tensor,
-        flags: torch.Tensor,
-        statistics: RowStatistics,
-        last: torch.Tensor,
-        parameters: dict[str, torch.Tensor],
-        state: dict[str, torch.Tensor],
-        limits: BlockLimits,
-    ) -> tuple[torch.Tensor, ...]:
-        masked, fixed = flags[:, before : before + width], flags[:, before + width :]
-        canvas = Canvas(integers[:, before : before + width], masked, fixed)
-        context = StepContext(statistics, last, parameters, state, blocks=limits)
-        update = rule.step(canvas, context)
-        tokens = torch.cat([integers[:, :before], update.canvas.tokens], 1)
-        return tokens, update.canvas.masked, update.done, update.state[PASSES]
-
-    def batch(rows: int) -> tuple[Any, ...]:
-        integers = torch.randint(9, (rows, before + width), generator=generator)
-        flags = torch.rand(rows, before + 2 * width, generator=generator) < 0.6
-        tokens = torch.randint(10, 19, (rows, width), generator=generator)
-        statistics = RowStatistics(tokens, torch.rand(rows, width, generator=generator))
-        threshold, limit = torch.full((rows,), 0.8), torch.full((rows,), 4)
-        never, state = torch.zeros(rows, dtype=torch.bool), state_of(rule, rows, width)
-        limits = BlockLimits(limit, limit + 90)
-        return integers, flags, statistics, never, {"threshold": threshold}, state, limits
-
-    compiled = CompiledOnce(step)
-    with compiling_ahead():
-        compiled(*batch(4))
-    for rows in (1, 2, 7):
-        given = batch(rows)
-        pairs = zip(compiled(*given), step(*given), strict=True)
-        assert all(torch.equal(got, wanted) for got, wanted in pairs)
-
-
 def test_closed_blocks_keep_their_state() -> None:
     """With state of each kind: rows and positions of blocks that are not open stay as they are."""
     inner = Credit()
     rule = InBlocks(inner, 2)
-    state = state_of(rule, 1, 4)
+    state = fresh_state(rule, 1, 4)
     masked = torch.ones(1, 4, dtype=torch.bool)
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     update = rule.step(

@@ -11,18 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from vllm_dllm.decoding import Algorithm, get_algorithm, register_algorithm, registry
-from vllm_dllm.decoding.entropy_bound import EntropyBound
+from vllm_dllm.decoding.entropy_bound import EntropyBound, MaskedEntropyBound
 from vllm_dllm.decoding.joint_threshold import JointThreshold
-from vllm_dllm.decoding.low_confidence import LowConfidence
-from vllm_dllm.decoding.masked_entropy_bound import MaskedEntropyBound
 from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.ranges import SettingsError
-
-
-def test_by_name() -> None:
-    algorithm, preset = get_algorithm("LowConfidence", "mask")
-    assert isinstance(algorithm, LowConfidence)
-    assert preset == {}
 
 
 def test_one_name_for_both_kinds_of_model() -> None:
@@ -53,11 +46,6 @@ def test_presets() -> None:
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         get_algorithm(name, "mask")
-
-
-def test_the_other_kind_of_model() -> None:
-    with pytest.raises(SettingsError, match="LowConfidence does not fit this model"):
-        get_algorithm("LowConfidence", "uniform")
 
 
 def test_a_name_is_taken_once() -> None:

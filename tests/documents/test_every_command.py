@@ -61,7 +61,6 @@ def test_make_knows_every_target() -> None:
 
 
 def requests() -> list[tuple[Command, dict[str, Any]]]:
-    """The commands that send JSON to a server, and what they send."""
     return [(command, sent) for command in all_commands() if (sent := body(command))]
 
 
@@ -96,11 +95,3 @@ def test_programs_accept_their_options() -> None:
     found = faults([words for _, words in given])
     wrong = [f"{where}\n  {f}" for (where, _), f in zip(given, found, strict=True) if f]
     assert wrong == [], "\n".join(wrong)
-
-
-def test_every_request_has_a_model() -> None:
-    """Whose tiny twin is known; and settings are shown for each family."""
-    asked = [(command.page, twin(sent["model"])) for command, sent in requests()]
-    assert all(path for _, path in asked), asked
-    named = {path.rpartition("/")[2] for page, path in asked if page == "docs/settings.md" and path}
-    assert named >= {"tiny-llada2", "tiny-sdar", "tiny-diffusiongemma"}

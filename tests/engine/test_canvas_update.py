@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.sampler import sampler_of, step
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, reveal
-from vllm_dllm.decoding.low_confidence import LowConfidence
-from vllm_dllm.engine.contracts import CommitPolicy, FollowedPaths, Readings, StepPlan
+from tests.support.sampler import FDFO, sampler_of, slots_of, step
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, get_algorithm, reveal
+from vllm_dllm.decoding.thresholds import LowConfidence
+from vllm_dllm.engine import step as engine_step
+from vllm_dllm.engine.contracts import Batch, CommitPolicy, FollowedPaths, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
@@ -23,7 +25,6 @@ from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 4, 50
 MASK = VOCABULARY - 1
-FDFO = CommitPolicy(sync=False, early=True, skip_last_commit=True, in_place=True)
 
 
 class Cooling(Algorithm):
@@ -44,16 +45,7 @@ class Cooling(Algorithm):
         return reveal(canvas, context, canvas.masked)
 
 
-def slots_with(*algorithms: Algorithm, temperature: float = 1.0, tokens: int = 100) -> SlotState:
-    """A slot for each algorithm, with a schedule over four steps."""
-    kind = CanvasKind(L, VOCABULARY, MASK, aligned=True)
-    slots = SlotState(len(algorithms), kind, torch.device("cpu"))
-    for slot, algorithm in enumerate(algorithms):
-        choice = ResolvedDecoding(algorithm, algorithm.config(), 9, 4)
-        slots.enter(slot, [1] * L, seed=slot)
-        slots.configure(slot, choice, temperature, tokens)
-    slots.phase.fill_(Phase.DENOISE)
-    return slots
+KIND = CanvasKind(L, VOCABULARY, MASK, aligned=True)
 
 
 def plan_of(slots: SlotState, policy: CommitPolicy = FDFO) -> tuple[CanvasUpdate, StepPlan]:
@@ -64,7 +56,7 @@ def plan_of(slots: SlotState, policy: CommitPolicy = FDFO) -> tuple[CanvasUpdate
 
 def test_a_batch_is_remembered_while_its_requests_stay_the_same() -> None:
     """vLLM writes the slots of each step to the same memory, and any request may end in between."""
-    slots = slots_with(LowConfidence(), LowConfidence(), Cooling())
+    slots = slots_of(KIND, [LowConfidence(), LowConfidence(), Cooling()], 1.0)
     update = CanvasUpdate(slots, FDFO, OptionalParts(slots, "raw_logprobs"))
     memory, on_host = torch.tensor([0, 1, 9], dtype=torch.int32), np.array([0, 1])
     first = update.batch(memory, on_host)
@@ -84,7 +76,7 @@ def test_a_batch_is_remembered_while_its_requests_stay_the_same() -> None:
 
 
 def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
-    slots = slots_with(Cooling(), LowConfidence(), Cooling(), LowConfidence())
+    slots = slots_of(KIND, [Cooling(), LowConfidence(), Cooling(), LowConfidence()], 1.0)
     slots.step.copy_(torch.tensor([0, 1, 3, 3]))
     _, plan = plan_of(slots)
     assert plan.temperature.tolist() == [0.75, 1, 0, 1]
@@ -100,7 +92,7 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
 @pytest.mark.parametrize("sync", [False, True])
 def test_what_is_written_back(sync: bool) -> None:
     """The first canvas is finished, the second is not."""
-    slots = slots_with(Cooling(), LowConfidence(), temperature=0.0)
+    slots = slots_of(KIND, [Cooling(), LowConfidence()])
     update, plan = plan_of(
         slots, CommitPolicy(sync, early=True, skip_last_commit=True, in_place=True)
     )
@@ -125,14 +117,14 @@ def test_what_is_written_back(sync: bool) -> None:
     assert outcome.out.tolist() == [0 if sync else L, 0]
     assert slots.step.tolist() == [2 if sync else 0, 2]
     assert slots.start.tolist() == [L if sync else 2 * L, L]
-    assert slots.remaining.tolist() == [100 if sync else 100 - L, 100]
+    assert slots.remaining.tolist() == [10 * L if sync else 9 * L, 10 * L]
     assert bool(slots.masked[0].all()) is not sync
     assert not update.decided(plan, outcome)[0].any(), "it was final before"
 
 
 def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     """Its keys and values are still pending, unless it was read unchanged or ends its request."""
-    slots = slots_with(*(LowConfidence() for _ in range(4)), temperature=0.0)
+    slots = slots_of(KIND, [LowConfidence() for _ in range(4)])
     slots.remaining[1] = L  # its last canvas
     slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
     slots.masked[2] = False
@@ -149,23 +141,9 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     assert slots.masked.all(1).tolist() == [True, True, True, False]
 
 
-def test_a_mixed_batch_has_what_each_algorithm_has_alone() -> None:
-    kinds = (LowConfidence(), Cooling(), LowConfidence())
-    rows = Readings(RowStatistics(torch.arange(3 * L).view(3, L), torch.full((3, L), 0.5)))
-    slots = slots_with(*kinds, temperature=0.0, tokens=2)
-    update, plan = plan_of(slots)
-    assert [batch.index.tolist() for batch in plan.batch.by_algorithm] == [[0, 2], [1]]
-    outcome = update.decide(plan, plan.status, rows, None)
-    assert outcome.canvas.masked.sum(1).tolist() == [3, 0, 3]
-    # Only two of its tokens are wanted, and nobody reads its keys and values.
-    assert outcome.leaves.tolist() == [False, True, False]
-    assert outcome.out.tolist() == [0, 2, 0]
-    assert np.array_equal(plan.on_host, [0, 1, 2])
-
-
 def test_earlier_stages_receive_as_many_columns_as_they_expect() -> None:
     """One for each draft token and one more, or one in a step without drafts."""
-    slots = slots_with(Cooling(), Cooling())
+    slots = slots_of(KIND, [Cooling(), Cooling()], 1.0)
     logits = torch.eye(VOCABULARY)[: 2 * L] * 9.0
     sampler = sampler_of(
         slots, lambda parts: MaskedReadout(lambda rows: rows.clone(), slots, parts), [None, None]
@@ -209,3 +187,51 @@ def test_decided_positions_hold_the_token_of_the_path(
     paths = FollowedPaths(path, torch.tensor([inside]), torch.tensor([feasible]), None)
     kept = paths.kept(canvas, torch.tensor([skips]))
     assert kept.tokens.tolist() == [want]
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.7, 0.0, 1.3)])
+def test_masked_positions_have_the_statistics_of_all_rows(
+    temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One canvas is partly decided, one not at all, and one is finished."""
+    monkeypatch.setattr(engine_step, "FEW_LOGITS", 0)
+    slots = slots_of(KIND, [LowConfidence()] * 3)
+    slots.temperature[:] = torch.tensor(temperatures)
+    slots.samples[:] = np.array(temperatures) > 0
+    slots.masked[0, ::3] = False
+    slots.masked[2] = False
+    logits = torch.randn(3 * L, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    heads: list[int] = []
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        heads.append(len(rows))
+        return rows.clone()
+
+    plan: Any = plan_of(slots)[1]
+    own = MaskedReadout(head, slots, OptionalParts(slots, "raw_logprobs"))
+    found = own.read(logits, plan).statistics
+    plan.masked = None
+    want = own.read(logits, plan).statistics
+    masked = slots.masked
+    assert heads == [int(masked.sum()), 3 * L]
+    assert torch.equal(found.token[masked], want.token[masked])
+    assert torch.equal(found.probability[masked], want.probability[masked])
+    assert found.probability.isfinite().all()
+
+
+def test_a_batch_without_masks_reads_one_row() -> None:
+    nothing = torch.zeros(2, L, dtype=torch.bool)
+    batch = Batch(torch.arange(2), np.arange(2), {})
+    plan = StepPlan(
+        batch, SlotState(2, KIND, torch.device("cpu")), L, torch.zeros(2), masked=nothing
+    )
+    assert plan.masked_rows().tolist() == [0]
+
+
+def test_whose_draws_have_a_confidence_of_their_own() -> None:
+    """Those of SDAR's rules; LLaDA2's are as sure as the likeliest token."""
+    names = ("LowConfidenceDynamic", "LowConfidence", "LowConfidenceStatic")
+    algorithms = [get_algorithm(name, "mask")[0] for name in names]
+    _, plan = plan_of(slots_of(KIND, algorithms, 0.75))
+    assert plan.own_confidence.tolist() == [0.75, 0, 0.75]
+    assert plan_of(slots_of(KIND, algorithms))[1].own_confidence is None

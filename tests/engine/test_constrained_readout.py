@@ -12,7 +12,8 @@ from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar_support.joined import interpreted_finder
 
 from vllm_dllm.decoding.entropy_bound import EntropyBound
-from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.decoding.thresholds import LowConfidence
+from vllm_dllm.engine.constraints import CanvasStarts
 from vllm_dllm.engine.contracts import CommitPolicy, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
@@ -171,11 +172,25 @@ def test_a_plan_is_made_once_for_a_set_of_canvases(monkeypatch: pytest.MonkeyPat
     assert len(plans) == 1
 
 
-@pytest.mark.slow
-def test_scratch_memory_is_allocated_once() -> None:
-    batch = Batch(masked=False, finder="triton")
-    batch.readings(batch.plan())
-    scratch = batch.parts.constraints.finder.scratch.parts
-    before = {name: part.data_ptr() for name, part in scratch.items()}
-    batch.readings(batch.plan())
-    assert {name: part.data_ptr() for name, part in scratch.items()} == before
+# ---- Canvases of large constraints, which wait for the host
+
+
+def test_which_canvases_wait_for_the_host_and_what_is_left_of_who_has_ended() -> None:
+    """The next request in a slot may have no constraint, and then nothing would answer it."""
+    starts = CanvasStarts(2, torch.device("cpu"), late=1)
+    slots, states = torch.tensor([0, 1]), torch.tensor([7, 8])
+
+    def waiting() -> list[bool]:
+        found = starts.waits(slots, np.array([0, 1]))
+        assert found is not None
+        return found.tolist()
+
+    for slot in (0, 1):
+        starts.enter(slot, moves=True)
+    starts.ask(states, slots, torch.tensor([True, False]))
+    assert list(starts.begun()) == [] and waiting() == [True, False]
+    starts.leave(0)
+    assert waiting() == [False, False]
+    starts.enter(0, moves=True)
+    starts.ask(states, slots, torch.tensor([False, False]))
+    assert list(starts.begun()) == [], "a copy that is older than the request is not its own"

@@ -14,7 +14,6 @@ from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import make_readout
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.settings.server import DllmSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = SimpleNamespace(has_plain_head=True, tiled_head=lambda: None)
@@ -35,10 +34,6 @@ def triton_works(model: Any = PLAIN) -> bool:
     return rule.triton_works(model, True, CUDA, 1)
 
 
-def test_auto_is_the_default() -> None:
-    assert DllmSettings().kernels == "auto"
-
-
 def test_auto_takes_triton_on_cuda(log: list[str]) -> None:
     assert triton_works()
     assert len(log) == 1
@@ -51,6 +46,7 @@ def test_auto_takes_triton_on_cuda(log: list[str]) -> None:
         ({"hip": "7.0"}, "no CUDA device"),
         ({"triton": False}, "vLLM has no Triton here"),
         ({"plain": False}, "the head is quantized, or more than a matrix"),
+        ({"failures": ["head: token of 16 rows"]}, "the self-test failed"),
     ],
 )
 def test_auto_takes_torch_elsewhere(
@@ -58,18 +54,13 @@ def test_auto_takes_torch_elsewhere(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", change.get("hip"))
     monkeypatch.setattr(rule, "HAS_TRITON", change.get("triton", True))
+    failures = change.get("failures", [])
+    monkeypatch.setattr(rule, "_failures", lambda model, masked: failures)
     model = SimpleNamespace(has_plain_head=change.get("plain", True), tiled_head=None)
     assert not triton_works(model)
-    assert log == [f"dllm: row statistics by torch (dllm.kernels=auto: {why})"]
-
-
-def test_a_failed_self_test_is_named(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule, "_failures", lambda model, masked: ["head: token of 16 rows"])
-    assert not triton_works()
-    assert log == [
-        "dllm: Triton kernels failed their self-test: head: token of 16 rows",
-        "dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)",
-    ]
+    *failed, chosen = log
+    assert failed == [f"dllm: Triton kernels failed their self-test: {one}" for one in failures]
+    assert chosen == f"dllm: row statistics by torch (dllm.kernels=auto: {why})"
 
 
 def test_a_kernel_that_does_not_run_fails() -> None:

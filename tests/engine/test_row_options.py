@@ -125,66 +125,35 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
             put(options, slot, ASKED[name])
             slots.start[slot] = int(rng.integers(PROMPT // L, 4)) * L
         slots.failure.fill_(0)
-        logits = (4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))).to(dtype)
+        draws = 4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
+        logits = draws.to(dtype, copy=True)
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
-        wanted = logits.clone().view(-1, L, VOCABULARY)
-        for row, slot in enumerate(own):
-            asked = ASKED[names[row]] or PLAIN
-            if asked.biases:
-                before, start = history[slot].tolist(), int(slots.start[slot])
-                wanted[row] = biased(wanted[row], asked, before, start)
-        options.apply_biases(logits, plan_of(options, own))
+        given = logits.clone().view(-1, L, VOCABULARY)
+        plan = plan_of(options, own)
+        options.apply_biases(logits, plan)
         got = logits.view(-1, L, VOCABULARY)
-        for row in range(len(names)):
-            assert torch.equal(got[row], wanted[row]), (names, row)
-            no_token = (wanted[row] == -torch.inf).all(1).any()
-            assert slots.failure[own[row]] == (Failure.NO_TOKEN_LEFT if no_token else Failure.NONE)
+        filtered = options.filtered(draws / 2, plan).view(-1, L, VOCABULARY)
+        for row, (slot, name) in enumerate(zip(own, names, strict=True)):
+            asked, wanted = ASKED[name] or PLAIN, given[row]
+            if asked.biases:
+                start = int(slots.start[slot])
+                wanted = biased(wanted, asked, history[slot].tolist(), start)
+            assert torch.equal(got[row], wanted), (names, row)
+            no_token = (wanted == -torch.inf).all(1).any()
+            assert slots.failure[slot] == (Failure.NO_TOKEN_LEFT if no_token else Failure.NONE)
+            rows = draws[row * L : (row + 1) * L] / 2
+            assert torch.equal(filtered[row], rows.masked_fill(~kept(rows, asked), -torch.inf))
 
 
-def test_filters_are_each_requests_own(history: torch.Tensor) -> None:
-    options, rng = state(history), np.random.default_rng(3)
-    for names in batches():
-        own = rng.permutation(SLOTS)[: len(names)].tolist()
-        for slot, name in zip(own, names, strict=True):
-            put(options, slot, ASKED[name])
-        logits = 2 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
-        before = logits.clone()
-        got = options.filtered(logits, plan_of(options, own)).view(-1, L, VOCABULARY)
-        assert torch.equal(logits, before), "the given logits are still needed"
-        for row, name in enumerate(names):
-            rows = before[row * L : (row + 1) * L]
-            keep = kept(rows, ASKED[name] or PLAIN)
-            assert torch.equal(got[row], rows.masked_fill(~keep, -torch.inf)), (names, name)
-
-
-def test_without_filters_nothing_is_copied(history: torch.Tensor) -> None:
+def test_the_filtered_logits_are_copies_where_there_are_filters(history: torch.Tensor) -> None:
     options = state(history)
-    put(options, 0, ASKED["penalties"])
-    logits = torch.zeros(2 * L, VOCABULARY)
-    assert options.filtered(logits, plan_of(options, [0, 1])) is logits
-
-
-def test_a_slot_keeps_nothing_of_the_last_request(history: torch.Tensor) -> None:
-    """Each request after each other one in the same slot: as in a slot that is new."""
-
-    def result(before: str | None, name: str) -> tuple[Any, ...]:
-        options = state(history)
-        if before is not None:
-            put(options, 2, ASKED[before])
-        put(options, 2, ASKED[name])
-        logits = 2 * torch.randn(L, VOCABULARY, generator=seeded(4))
-        options.apply_biases(logits, plan_of(options, [2]))
-        return (
-            logits,
-            options.filtered(logits, plan_of(options, [2])),
-            options.slots.failure.clone(),
-        )
-
-    for name in ASKED:
-        fresh = result(None, name)
-        for before in ASKED:
-            for got, wanted in zip(result(before, name), fresh, strict=True):
-                assert torch.equal(got, wanted), (before, name)
+    put(options, 1, ASKED["penalties"])
+    put(options, 0, ASKED["top_k"])
+    logits = torch.randn(2 * L, VOCABULARY, generator=seeded(1))
+    before = logits.clone()
+    assert not torch.equal(options.filtered(logits, plan_of(options, [0, 1])), before)
+    assert torch.equal(logits, before), "the given logits are still needed"
+    assert options.filtered(logits, plan_of(options, [1, 2])) is logits
 
 
 def test_options_are_looked_for_in_every_parameter_that_they_are_made_from() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -25,11 +23,6 @@ from vllm_dllm.settings.server import DllmSettings
 MASK, L = 99, 8
 
 
-@pytest.fixture
-def slots() -> SlotState:
-    return masked_slots()
-
-
 def masked_slots() -> SlotState:
     kind = CanvasKind(L, vocabulary=100, mask_token=MASK, aligned=True)
     return SlotState(3, kind, torch.device("cpu"))
@@ -46,18 +39,8 @@ def choice(slots: SlotState, **settings: float) -> ResolvedDecoding:
     return Served(corruption, own, DllmSettings(parameters=settings), length=L).choose()
 
 
-@pytest.mark.parametrize("prompt", [1, L - 1, L, L + 1, 3 * L])
-def test_tail_is_the_start_of_the_first_canvas(slots: SlotState, prompt: int) -> None:
-    tail = prompt % L
-    slots.enter(1, list(range(prompt)), seed=0)
-    assert slots.tokens[1].tolist() == [*range(prompt - tail, prompt)] + [MASK] * (L - tail)
-    assert slots.fixed[1].tolist() == [True] * tail + [False] * (L - tail)
-    assert slots.masked[1].tolist() == [False] * tail + [True] * (L - tail)
-    assert slots.tail[1] == tail
-    assert slots.phase[1] == Phase.PREFILL
-
-
-def test_literal_mask_in_the_tail_is_the_users(slots: SlotState) -> None:
+def test_literal_mask_in_the_tail_is_the_users() -> None:
+    slots = masked_slots()
     slots.enter(0, [1] * L + [5, MASK], seed=0)
     assert slots.fixed[0, 1]
     assert not slots.masked[0, 1]
@@ -154,33 +137,7 @@ def test_slots_with_different_algorithms() -> None:
     assert low.parameters()["threshold"].tolist() == pytest.approx([2.1, 0.1])
 
 
-def test_seed_canvas_and_pins() -> None:
-    slots = noisy_slots()
-    slots.enter(1, [1, 2], seed=0)
-    slots.seed_canvas(1, range(10, 10 + L), pinned=[0, 3])
-    assert slots.tokens[1].tolist() == list(range(10, 10 + L))
-    assert slots.fixed[1].nonzero()[:, 0].tolist() == [0, 3]
-
-
-def test_surplus_end_tokens_only_lose_the_short_cut(slots: SlotState) -> None:
+def test_surplus_end_tokens_only_lose_the_short_cut() -> None:
+    slots = masked_slots()
     slots.configure(0, choice(slots), 0.0, 9, range(MAX_END_TOKENS + 4))
     assert slots.end_tokens[0].tolist() == list(range(MAX_END_TOKENS))
-
-
-def test_canvas_and_advance_are_inverse(slots: SlotState) -> None:
-    order = torch.tensor([2, 0])
-    slots.enter(0, [1, 2], seed=0)
-    slots.enter(2, [3], seed=0)
-    before = slots.read(order)
-    slots.enter(0, [7], seed=0)
-    slots.enter(2, [7], seed=0)
-    advanced(slots, order, before, torch.zeros(2, dtype=torch.bool))
-    assert slots.tokens[0, :2].tolist() == [1, 2]
-    assert slots.tokens[2, :1].tolist() == [3]
-    assert slots.start.tolist() == [0, 0, 0]
-
-
-def test_slots_need_no_vllm() -> None:
-    code = "import sys, vllm_dllm.engine.slots; print('vllm' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "False"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.decoding.linear_spec import LinearSpec
-from vllm_dllm.decoding.low_confidence import LowConfidence
+from vllm_dllm.decoding.thresholds import LinearSpec, LowConfidence
 from vllm_dllm.engine.contracts import CommitPolicy, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
@@ -39,12 +38,6 @@ def test_equals_the_loop(cases: list[tuple[list[int], int]]) -> None:
     assert confirmed(drafted, predicted, width).tolist() == wanted
 
 
-def test_the_worked_example() -> None:
-    """a d1 d2 d3 with v0 = d1, v1 = d2 and another v2: three tokens leave."""
-    drafted, predicted = torch.tensor([[7, 1, 2, 3]]), torch.tensor([[1, 2, 9, 5]])
-    assert confirmed(drafted, predicted, L).tolist() == [3]
-
-
 def slots_of(
     *algorithms: LinearSpec | LowConfidence, tokens: int = 100
 ) -> tuple[SlotState, StepPlan]:
@@ -58,22 +51,6 @@ def slots_of(
     some = torch.arange(len(algorithms))
     update = CanvasUpdate(slots, POLICY, OptionalParts(slots, "raw_logprobs"))
     return slots, update.plan(update.batch(some, some.numpy()), L)
-
-
-def test_a_canvas_begins_with_the_last_token_of_the_prompt() -> None:
-    slots, plan = slots_of(LinearSpec(), LowConfidence())
-    assert slots.start.tolist() == [5, 6]
-    assert slots.tail.tolist() == [1, 0]
-    assert slots.tokens.tolist() == [[6, MASK, MASK, MASK], [MASK] * L]
-    assert slots.fixed.tolist() == [[True, False, False, False], [False] * L]
-    assert slots.masked.tolist() == [[False, True, True, True], [True] * L]
-    assert plan.batch.verifies is not None
-    assert plan.batch.verifies.tolist() == [True, False]
-
-
-def test_a_batch_without_such_an_algorithm_is_not_asked() -> None:
-    _, plan = slots_of(LowConfidence())
-    assert plan.batch.verifies is None
 
 
 @pytest.mark.parametrize(

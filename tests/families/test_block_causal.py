@@ -34,9 +34,6 @@ class Backbone:
         scale = vllm_config.scale
         self.logits_processor = SimpleNamespace(scale=scale, soft_cap=None, org_vocab_size=4)
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states + 1
-
 
 class Model(MaskedCanvasModel, Backbone):
     pass
@@ -52,13 +49,6 @@ def config(folder: Path, diffusion: Any = None, **fields: Any) -> Any:
     (folder / "config.json").write_text(json.dumps(fields))
     model = SimpleNamespace(model=str(folder), revision=None, hf_overrides={})
     return SimpleNamespace(model_config=model, diffusion_config=diffusion)
-
-
-def test_the_head_is_the_backbones() -> None:
-    """What a backbone does to its logits is done; vLLM itself gets hidden states."""
-    hidden = torch.zeros(2, 3)
-    assert model().compute_logits(hidden) is hidden
-    assert model().head(hidden).equal(hidden + 1)
 
 
 @pytest.mark.parametrize("more", [{"scale": 2.0}, {"bias": torch.zeros(4)}], ids=["scale", "bias"])
@@ -137,3 +127,17 @@ def test_segments_follow_a_block_table_that_becomes_narrower() -> None:
         table = torch.arange(width)[None]
         assert windows.metadata(AttentionBatch(given, False, (table,), common)) == {}
         assert windows.block_tables[0][:2].tolist() == table.expand(2, -1).tolist()
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([1, 8, 16, 32]))
+def test_equals_the_loop(rows: list[int], block: int) -> None:
+    """Of each block: its row, first query token, query tokens, and the keys that it lacks."""
+    wanted, start = [], 0
+    for row, tokens in enumerate(rows):
+        for begin in range(0, tokens, block):
+            end = min(begin + block, tokens)
+            wanted.append((row, start + begin, end - begin, tokens - end))
+        start += tokens
+    row, query_start, hidden_keys = split_into_blocks(np.array(rows, dtype=np.int32), block)
+    columns = row, query_start[:-1], np.diff(query_start), hidden_keys
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted

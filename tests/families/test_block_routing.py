@@ -47,23 +47,6 @@ def test_equals_the_loop(seed: int, sizes: list[int], capacity: int) -> None:
     assert torch.allclose(weights, torch.tensor(shares), atol=1e-6)
 
 
-def test_the_pool_of_two_tokens() -> None:
-    """The second token takes expert 2 out of the first one's reach."""
-    score = torch.tensor([[0.9, 0.1, 0.6, 0.2], [0.2, 0.1, 0.5, 0.8]])
-    logits, bias = torch.logit(score), torch.zeros(4)
-    _, together = block_routing(logits, bias, torch.tensor([0, 0]), 2, 2, 2.5)
-    _, alone = block_routing(logits, bias, torch.tensor([0, 1]), 2, 2, 2.5)
-    assert together.tolist() == [[0, 3], [3, 0]]
-    assert alone.tolist() == [[0, 2], [3, 2]]
-
-
-def test_a_bias_chooses_and_does_not_weigh() -> None:
-    logits, bias = torch.zeros(1, 3), torch.tensor([0.0, 5.0, 4.0])
-    weights, chosen = block_routing(logits, bias, torch.tensor([0]), 3, 2, 1.0)
-    assert chosen.tolist() == [[1, 2]]
-    assert weights.tolist() == [[0.5, 0.5]]
-
-
 @pytest.mark.parametrize(
     ("positions", "padded", "wanted"),
     [

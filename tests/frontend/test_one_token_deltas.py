@@ -8,27 +8,16 @@ the format of each parser of vLLM is in docs/upstream/parsers_of_reasoning_and_c
 # ruff: noqa: RUF001 (the marks of some models have such characters)
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 
 import pytest
 from transformers import AutoTokenizer, ByT5Tokenizer
-from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
-from vllm.entrypoints.openai.chat_completion.protocol import (
-    ChatCompletionRequest,
-    ChatCompletionResponseStreamChoice,
-    ChatCompletionStreamResponse,
-)
-from vllm.entrypoints.openai.responses.streaming_events import (
-    SimpleStreamingEventProcessor,
-    split_delta,
-)
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.streaming_events import split_delta
 from vllm.parser import ParserManager
 from vllm.parser.abstract_parser import Parser
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -37,7 +26,6 @@ from vllm.v1.engine.output_processor import OutputProcessor
 
 from tests.support.checkpoints import TINY_GEMMA, TINY_SDAR
 from vllm_dllm.frontend.one_token_deltas import joined, one_token_at_a_time, split_open_call_first
-from vllm_dllm.vllm_seams.versions import vllm_version
 
 SIZES = (2, 4, 32, 256)
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -68,15 +56,9 @@ def calls(form: str, names: str) -> str:
 
 @dataclass
 class Answer:
-    """An answer, and the parsers that read it.
+    """An answer, and the names of vLLM's parsers that read it.
 
-    Attributes:
-        reasoning, tools: names of vLLM's parsers.
-        text: of the answer.
-        marks: tokens that the tokenizer has beside its own.
-        stop: strings that end the answer.
-        gemma: whether the tokenizer is Gemma's.
-        options: of the request.
+    `marks` are tokens that the tokenizer, Gemma's or SDAR's, has beside its own.
     """
 
     reasoning: str | None
@@ -109,7 +91,6 @@ class Answer:
 
     @cached_property
     def request(self) -> ChatCompletionRequest:
-        """A request as vLLM's handler has it when the answer begins."""
         request = ChatCompletionRequest(
             messages=[{"role": "user", "content": "a"}],
             stream=True,
@@ -128,8 +109,6 @@ class Answer:
 
 
 class Delta(NamedTuple):
-    """What vLLM's serving is given at a time."""
-
     text: str
     ids: list[int]
     finished: bool
@@ -170,7 +149,6 @@ def streamed(answer: Answer, ids: Sequence[int], size: int, stop: Sequence[str])
 
 
 def one_by_one(answer: Answer, stream: Sequence[Delta]) -> Iterator[Delta]:
-    """The same tokens one at a time, each with its own text."""
     left = "".join(delta.text for delta in stream)
     for delta in streamed(answer, [token for part in stream for token in part.ids], 1, ()):
         yield Delta(left[: len(delta.text)], delta.ids, delta.finished)
@@ -188,12 +166,7 @@ def parsed(
     return [part for part in parts if part is not None]
 
 
-# ---- what clients add up
-
-
 class Told(NamedTuple):
-    """What a client has when the answer is complete."""
-
     reasoning: str
     content: str
     calls: list[tuple[str, str]]
@@ -211,56 +184,6 @@ def chat(parts: Sequence[DeltaMessage]) -> Told:
         "".join(part.content or "" for part in parts),
         [(name, values) for _, (name, values) in sorted(found.items())],
     )
-
-
-def responses(parts: Sequence[DeltaMessage], split: Any) -> Told:
-    """As a client of the Responses API; `split` is vLLM's function, wrapped or not."""
-    processor = SimpleStreamingEventProcessor()
-    for part in chain.from_iterable(map(split, parts)):
-        state, call = processor.resolve_target_state(part)
-        if state.name == "NONE":
-            continue
-        if processor.needs_transition(state, call):
-            processor.close_current()
-            processor.open(state, call)
-        processor.emit_delta(part, None, lambda output: [])  # type: ignore[arg-type]
-    processor.close_current()
-    texts, found = {"reasoning": "", "message": ""}, []
-    for item in processor.output_items:
-        if item.type == "function_call":
-            found.append((item.name, item.arguments))
-        else:
-            texts[item.type] += "".join(part.text for part in item.content or [])  # type: ignore
-    return Told(texts["reasoning"], texts["message"], found)
-
-
-def anthropic(parts: Sequence[DeltaMessage]) -> Told:
-    in_memory = not (vllm_version() or "").startswith("0.32.")  # before that, as they are sent
-
-    async def chunks() -> Any:
-        for message in [DeltaMessage(role="assistant", content=""), *parts]:
-            choice = ChatCompletionResponseStreamChoice(index=0, delta=message)
-            chunk = ChatCompletionStreamResponse(model="m", choices=[choice])
-            yield chunk if in_memory else f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
-        if not in_memory:
-            yield "data: [DONE]\n\n"
-
-    async def events() -> list[Any]:
-        serving = AnthropicServingMessages.__new__(AnthropicServingMessages)
-        converted = AnthropicServingMessages.message_stream_converter(serving, chunks())
-        return [json.loads(event.split("data: ", 1)[1]) async for event in converted]
-
-    thoughts, texts = "", ""
-    found: list[list[str]] = []
-    for event in asyncio.run(events()):
-        assert event["type"] != "error", event
-        if "name" in event.get("content_block", ()):
-            found.append([event["content_block"]["name"], ""])
-        delta = event.get("delta") or {}
-        thoughts, texts = thoughts + delta.get("thinking", ""), texts + delta.get("text", "")
-        if "partial_json" in delta:
-            found[-1][1] += delta["partial_json"]
-    return Told(thoughts, texts, [(name, values) for name, values in found])
 
 
 # ---- a text for each kind of fault
@@ -304,18 +227,13 @@ ANSWERS = {
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_deltas_of_any_size(kind: str) -> None:
-    """On each of the three APIs that have thoughts and calls."""
+    """As chats; `tests/serving/servers/test_agent_streams.py` asks the other APIs as well."""
     answer = ANSWERS[kind]
     ours, ids = one_token_at_a_time(answer.parser), answer.encode(answer.text)
     for size in SIZES:
         stream = streamed(answer, ids, size, answer.stop)
         wanted = parsed(answer, answer.parser, one_by_one(answer, stream))
-        found = parsed(answer, ours, stream)
-        assert chat(found) == chat(wanted), size
-        assert responses(found, split_open_call_first(split_delta)) == responses(
-            wanted, split_delta
-        )
-        assert anthropic(found) == anthropic(wanted), size
+        assert chat(parsed(answer, ours, stream)) == chat(wanted), size
 
 
 def test_a_slow_tokenizer() -> None:
@@ -378,7 +296,7 @@ def test_what_is_joined() -> None:
     assert whole == DeltaMessage(content="ab", reasoning="c", tool_calls=found)
     assert joined([]) is None
     # The Responses API would end the call 0 at the text, and have no name for what follows.
-    split = split_open_call_first(split_delta)(whole)
+    split = split_open_call_first(split_delta, whole)
     assert split == [
         DeltaMessage(tool_calls=found[:1]),
         DeltaMessage(reasoning="c"),

@@ -1,46 +1,136 @@
 """The attention kernel against the reference: every mask, awkward sizes, mixed batches.
 
-Runs in Triton's interpreter where there is no GPU. `attention_cases` states the error budget.
+Runs in Triton's interpreter where there is no GPU.
+
+The error budget is the error that the same computation in eager PyTorch in the same dtype has
+against float64: the kernel's root mean square error may be as large and its largest error twice as
+large. In float32, where sums run in another order, they may be 1.5 and 3 times as large (2.14 times
+was seen on an H200).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from tests.support.ops.attention_cases import (
-    ALL_MASKS,
-    AWKWARD,
-    DEVICE,
-    HALVES,
-    SMALL,
-    SPLIT,
-    WINDOW,
-    make_case,
-)
+from tests.support.ops.interpreter import interpreted
 from vllm_dllm.ops.attention import masks
-from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV
+from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.masks import Mask, MaskRule
+from vllm_dllm.ops.attention.reference import attention_reference
+
+kernel = interpreted("vllm_dllm.ops.attention.launch_triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WINDOW = 20
+# Small tiles: several of each kind (masked, whole, masked again) in short sequences.
+SMALL = kernel.Tiles(rows=32, keys=32, warps=4, stages=1, splits=1)
+SPLIT = replace(SMALL, splits=4)
+HALVES = replace(SMALL, splits=2)
+# Tokens of the query and of the whole sequence.
+AWKWARD = ((1, 1), (31, 31), (33, 63), (63, 129), (129, 129), (0, 0), (1, 130), (31, 32))
 
 
-@pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
-def test_each_mask_at_awkward_sizes(mask: Mask) -> None:
-    make_case(AWKWARD, [mask] * len(AWKWARD)).check(SMALL)
+@dataclass
+class Case:
+    """A batch in pages whose unused slots are NaN, and its masks."""
+
+    query: torch.Tensor
+    kv: PagedKV
+    queries: QueryBatch
+    layer: AttentionLayer
+    masks: list[Mask]
+
+    @property
+    def tokens(self) -> int:
+        return int(self.queries.query_start[-1])
+
+    def run(self, tiles=None) -> torch.Tensor:
+        out = torch.full_like(self.query, torch.nan)
+        kernel.paged_attention(self.query, self.kv, self.queries, self.layer, out, tiles)
+        return out
+
+    def reference(self, dtype: torch.dtype) -> torch.Tensor:
+        return attention_reference(
+            self.query, self.kv, self.queries, self.layer, self.masks, dtype
+        )[: self.tokens].double()
+
+    def check(self, tiles=None) -> torch.Tensor:
+        """Within the budget, every row of a query written, no other row touched."""
+        out, dtype = self.run(tiles), self.query.dtype
+        assert out[self.tokens :].isnan().all(), "a row of no query was written"
+        found, truth = out[: self.tokens].double(), self.reference(torch.float64)
+        assert found.isfinite().all(), "a row was not written"
+        error, budget = found - truth, self.reference(dtype) - truth
+        exact = dtype == torch.float32
+        floor = torch.finfo(dtype).eps * truth.abs().max() / 8
+        assert rms(error) <= (1.5 if exact else 1.0) * rms(budget) + floor
+        assert error.abs().max() <= (3 if exact else 2) * budget.abs().max() + floor
+        return out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mask",
-    [
-        pytest.param(mask, marks=pytest.mark.long if mask.name.startswith("causal") else ())
-        for mask in ALL_MASKS
-    ],
-    ids=lambda mask: mask.name,
+def rms(error: torch.Tensor) -> torch.Tensor:
+    return error.square().mean().sqrt()
+
+
+def make_case(
+    lengths,
+    which: list[Mask],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    size: int = 32,
+    page: int = 16,
+    dtype: torch.dtype = torch.float32,
+    layer: AttentionLayer | None = None,
+) -> Case:
+    """Random numbers for requests of the given (query tokens, sequence tokens) and masks."""
+    generator = torch.Generator().manual_seed(0)
+    rows, pages = len(lengths), max(-(-end // page) for _, end in lengths) + 1
+    # Pages in no order; two more than are used.
+    table = torch.randperm(rows * pages + 2, generator=generator)[: rows * pages].view(rows, pages)
+    store = torch.full((rows * pages + 2, page, kv_heads, 2 * size), torch.nan)
+    for row, (_, end) in enumerate(lengths):
+        numbers = torch.randn(pages * page, kv_heads, 2 * size, generator=generator)
+        numbers[end:] = torch.nan
+        store[table[row]] = numbers.view(pages, page, kv_heads, -1)
+    store = store.to(DEVICE, dtype)
+    start = torch.tensor([0, *(query for query, _ in lengths)]).cumsum(0)
+    query = torch.randn(int(start[-1]) + 3, heads, size, generator=generator)
+    rule = MaskRule(
+        torch.tensor([mask.rule.block for mask in which], dtype=torch.int32, device=DEVICE),
+        torch.tensor([int(mask.rule.window) for mask in which], dtype=torch.int32, device=DEVICE),
+    )
+    queries = QueryBatch(
+        start.int().to(DEVICE),
+        torch.tensor([end for _, end in lengths], dtype=torch.int32, device=DEVICE),
+        table.int().to(DEVICE),
+        rule,
+        max_query_len=max(query for query, _ in lengths),
+        max_seq_len=max(end for _, end in lengths),
+    )
+    kv = PagedKV(store[..., :size], store[..., size:])
+    layer = layer or AttentionLayer(size**-0.5, max(mask.window_width for mask in which))
+    return Case(query.to(DEVICE, dtype), kv, queries, layer, which)
+
+
+ALL_MASKS = (
+    masks.causal(),
+    masks.block_causal(32),
+    masks.bidirectional(),
+    masks.window_causal(WINDOW),
+    masks.window_symmetric(WINDOW),
+    masks.window_reference(WINDOW),
 )
-def test_each_mask_in_split_tiles(mask: Mask) -> None:
-    make_case(AWKWARD, [mask] * len(AWKWARD)).check(HALVES)
+
+
+@pytest.mark.parametrize(
+    "tiles", [SMALL, pytest.param(HALVES, marks=pytest.mark.slow)], ids=["whole", "split"]
+)
+@pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
+def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
+    make_case(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
 
 
 @pytest.mark.slow
@@ -161,26 +251,21 @@ def test_results_do_not_depend_on_the_batch() -> None:
 def test_tiles_without_work_are_never_read() -> None:
     """Poison in every page that no query may see; a tile that is read and masked would show it."""
     case = make_case(((32, 256),), [masks.window_reference(33)], page=32)
-    poisoned = case.queries.page_table[0, :7]
     case.check(SMALL)
     before = case.run(SMALL)
     case.queries.page_table[0, :6] = 1 << 30  # reading there would be far outside the pages
-    assert len(poisoned) == 7
     assert torch.equal(case.run(SMALL)[:32], before[:32])
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="needs an address space without memory behind it")
 def test_offsets_beyond_32_bits() -> None:
     """Pages whose numbers times their stride exceed 2^31 elements."""
     case = make_case(((4, 20),), [masks.causal()], page=16, size=16)
     stride = 3 << 28
     rows = case.kv.keys.shape[0]
-    if DEVICE == "cpu":
-        # Untouched pages of an anonymous mapping take no memory.
-        store = torch.empty(rows * stride, dtype=torch.float16)
-    else:
-        pytest.skip("needs an address space without memory behind it")
-    at = (rows, 16, 2, 32)
-    view = store.as_strided(at, (stride, 64, 32, 1))
+    # Untouched pages of an anonymous mapping take no memory.
+    store = torch.empty(rows * stride, dtype=torch.float16)
+    view = store.as_strided((rows, 16, 2, 32), (stride, 64, 32, 1))
     view.copy_(torch.cat([case.kv.keys, case.kv.values], -1))
     case.kv = PagedKV(view[..., :16], view[..., 16:])
     case.query = case.query.half()
@@ -192,3 +277,17 @@ def test_refusals() -> None:
     case = make_case(((4, 20),), [masks.causal()], heads=3, kv_heads=2)
     with pytest.raises(ValueError, match="3 heads of 32 on 2 KV heads"):
         case.run()
+
+
+# ---------------------------------------------------------------- how kernels are launched
+
+
+def test_keys_are_split_where_programs_are_few() -> None:
+    """By shape alone: a window bounds the keys, a short sequence is left whole."""
+    case = make_case(((4, 20),), [masks.causal()])
+    far = replace(case.queries, max_seq_len=32768)
+    assert kernel._splits(33, far, case.layer) == 32
+    assert kernel._splits(3, far, case.layer) == 2
+    assert kernel._splits(0, far, case.layer) == 1
+    assert kernel._splits(33, replace(far, max_seq_len=300), case.layer) == 1
+    assert kernel._splits(33, far, AttentionLayer(1.0, window_width=1024)) == 8

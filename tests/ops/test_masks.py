@@ -1,9 +1,5 @@
 """Masks: predicates against hand-drawn pictures, and a kernel's rule against its predicate."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,14 +7,6 @@ from hypothesis import strategies as st
 
 from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.masks import Mask, QuerySpan, interval
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def drawn(mask: Mask, start: int, end: int) -> list[str]:
-    return [
-        "".join("#" if seen else "." for seen in row) for row in mask.dense(QuerySpan(start, end))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +26,8 @@ def drawn(mask: Mask, start: int, end: int) -> list[str]:
     ids=lambda value: value.name if isinstance(value, Mask) else None,
 )
 def test_what_a_query_sees(mask: Mask, start: int, picture: list[str]) -> None:
-    assert drawn(mask, start, 6) == picture
+    rows = mask.dense(QuerySpan(start, 6))
+    assert ["".join("#" if seen else "." for seen in row) for row in rows] == picture
 
 
 MAKERS = (
@@ -76,19 +65,3 @@ def test_a_window_is_its_layers() -> None:
     first, end = interval(q, QuerySpan(4, 8), rule, 0)
     assert first.tolist() == [0] * 4
     assert end.tolist() == [8] * 4
-
-
-@pytest.mark.long
-def test_pictures_by_command_and_in_the_docs() -> None:
-    """`python -m vllm_dllm.ops.attention.masks` prints what docs/attention.md shows."""
-    command = [sys.executable, "-m", "vllm_dllm.ops.attention.masks"]
-    text = (ROOT / "docs" / "attention.md").read_text()
-    for name, (mask, span) in masks.PICTURES.items():
-        done = subprocess.run([*command, name], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip() == mask.draw(span)
-        if name == "window_symmetric":
-            assert done.stdout.strip() in text
-    refused = subprocess.run([*command, "diagonal"], cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "block_causal" in refused.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from canvas_grammar.decoding import cpu_paths
+from canvas_grammar.decoding.best_path import FIRST_RANGE_INDEX
 
 from tests.support.ops.chi_square import Z, follows
 from vllm_dllm.ops.noise.keyed import (
@@ -13,6 +15,7 @@ from vllm_dllm.ops.noise.keyed import (
     uniform_bits,
     uniform_tokens,
 )
+from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 
 
 def even(count: int) -> torch.Tensor:
@@ -68,3 +71,12 @@ def test_uniform_tokens() -> None:
 def test_streams_differ() -> None:
     keys = [row_keys(torch.tensor([3]), stream) for stream in Stream]
     assert len({int(key) for key in keys}) == len(Stream)
+
+
+def test_paths_and_free_tokens_have_one_function_at_different_indices() -> None:
+    """So a token that was drawn without a constraint is independent of the path."""
+    keys, index = row_keys(torch.arange(8), 3), torch.tensor([0, 7, FIRST_RANGE_INDEX, 2**31 - 1])
+    got = [[float(cpu_paths.gumbel(key, n)) for n in index.tolist()] for key in keys.tolist()]
+    torch.testing.assert_close(torch.tensor(got), gumbel(keys, index), rtol=1e-6, atol=1e-6)
+    # A group stands at the index of its first id, and ids are fewer than that.
+    assert FIRST_RANGE_INDEX - FIRST_GROUP_INDEX >= 1 << 28

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.support.checkpoints import TINY
 from vllm_dllm.attention.routes import Device
+from vllm_dllm.selftest import steps
 from vllm_dllm.selftest.cases import ATTENTION, FAMILIES, Case, absent, cases_of, route_of
 from vllm_dllm.selftest.child import engine_options
+from vllm_dllm.selftest.steps import DeviceTime, summary
 
 SM75 = Device("cuda", (7, 5), True, frozenset({2}))
 SM80 = Device("cuda", (8, 0), True, frozenset({2}))
@@ -22,16 +25,8 @@ every_device = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 
 
 def cases(device: Device, family: str) -> list[Case]:
-    """The cases of a family, without those that leave the backend to the server."""
     found = cases_of(device, fp8_cache=device not in (SM75, SM80))
     return [case for case in found if case.family == family and case.backend != "default"]
-
-
-def backends(device: Device, family: str) -> set[str]:
-    return {
-        f"{case.backend}-{case.flash}" if case.flash else case.backend
-        for case in cases(device, family)
-    }
 
 
 @every_device
@@ -56,19 +51,6 @@ def test_an_old_compiler_is_not_given_functions_without_triton_kernels(device: D
     assert ("kernels: torch, compiled" in dict(absent(device, True))) == (device is not CPU)
 
 
-def test_backends_of_each_device() -> None:
-    triton = {"TRITON_ATTN", "CUSTOM"}
-    for device in (SM80, SM90, SM100):
-        flash = {f"FLASH_ATTN-{version}" for version in device.flash_versions - {3}}
-        assert backends(device, "llada2") == backends(device, "sdar") == triton | flash
-    assert backends(SM90, "diffusion_gemma") == triton | {"FLASH_ATTN-4"}
-    for device in (SM75, SM80, SM100, ROCM):
-        assert backends(device, "diffusion_gemma") == triton
-    assert backends(CPU, "llada2") == {"CPU_ATTN"}
-    hopper = Device("cuda", (9, 0), True, frozenset({2, 3}))
-    assert backends(hopper, "llada2") == triton | {"FLASH_ATTN-2"}
-
-
 def test_a_float8_cache_only_where_the_device_has_one() -> None:
     assert not any(case.cache == "fp8" for case in cases_of(SM80))
     chosen = [case for case in cases_of(SM90, fp8_cache=True) if case.cache == "fp8"]
@@ -87,46 +69,75 @@ def test_full_graphs_are_tried_only_where_they_are_right() -> None:
 
 
 def test_the_attention_is_that_of_the_checkpoints() -> None:
-    llada2 = json.loads((TINY / FAMILIES["llada2"] / "config.json").read_text())
-    (layer,) = ATTENTION["llada2"].layers
-    assert (layer.head_size, layer.window) == (llada2["head_dim"], None)
-    gemma = json.loads((TINY / FAMILIES["diffusion_gemma"] / "config.json").read_text())
-    text = gemma["text_config"]
+    stated = {
+        family: json.loads((TINY / name / "config.json").read_text())
+        for family, name in FAMILIES.items()
+    }
+    for family in ("llada2", "sdar"):
+        (layer,) = ATTENTION[family].layers
+        assert layer.head_size == stated[family]["head_dim"]
+        assert layer.window == stated[family].get("sliding_window")
+    text = stated["diffusion_gemma"]["text_config"]
     sliding, full = ATTENTION["diffusion_gemma"].layers
     assert (sliding.head_size, sliding.window) == (text["head_dim"], text["sliding_window"])
     assert {full.head_size} == {own["head_dim"] for own in text["per_layer_config"].values()}
-    sdar = json.loads((TINY / FAMILIES["sdar"] / "config.json").read_text())
-    (layer,) = ATTENTION["sdar"].layers
-    assert (layer.head_size, layer.window) == (sdar["head_dim"], sdar["sliding_window"])
-    assert ATTENTION["sdar"].canvas_length == sdar["block_size"]
-    assert ATTENTION["llada2"].canvas_length == llada2["block_length"]
-    assert ATTENTION["diffusion_gemma"].canvas_length == gemma["canvas_length"]
+    for family, own in stated.items():
+        names = ("canvas_length", "block_length", "block_size")
+        assert ATTENTION[family].canvas_length == next(own[n] for n in names if n in own)
 
 
 def test_options_of_an_engine() -> None:
-    def options(case: Case) -> dict[str, object]:
-        found = engine_options(vars(case), "model")
-        always = ("model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes")
-        return {name: found[name] for name in found if name not in (*always, "kv_cache_dtype")}
-
-    assert options(Case("llada2")) == {
-        "dtype": "bfloat16",
-        "gpu_memory_utilization": 0.1,
-        "additional_config": {"dllm": {}},
-    }
     case = Case("llada2", "FLASH_ATTN", "PIECEWISE", "triton", "float16", "sync", flash=2)
-    assert options(case) == {
+    wanted = {
         "dtype": "float16",
-        "gpu_memory_utilization": 0.1,
         "additional_config": {"dllm": {"kernels": "triton"}},
         "async_scheduling": False,
         "compilation_config": {"cudagraph_mode": "PIECEWISE"},
         "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 2},
     }
+    assert wanted.items() <= engine_options(vars(case), "model").items()
     case = Case("llada2", "CPU_ATTN", "EAGER", "torch", "float32", "async", window="reference")
-    eager = options(case)
+    eager = engine_options(vars(case), "model")
     assert eager["enforce_eager"] is True and "attention_config" not in eager
     assert eager["additional_config"] == {"dllm": {"window": "reference", "kernels": "torch"}}
-    fused = options(Case("sdar", scheduling="async", fused_commit="on"))
+    fused = engine_options(vars(Case("sdar", scheduling="async", fused_commit="on")), "model")
     assert fused["additional_config"] == {"dllm": {"fused_commit": "on"}}
     assert fused["async_scheduling"] is True
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    first, second = ("a", 0.0, 2000.0), ("b", 1000.0, 3000.0)
+    within, later = ("b", 1500.0, 1600.0), ("a", 7000.0, 8000.0)
+    want = DeviceTime(2.0, 2.0, [("a", 1.0, 1.5), ("b", 1.0, 1.05)], 4.0)
+    assert summary([later, within, second, first], calls=2, longest=2) == want
+    assert summary([], calls=2, longest=2) == DeviceTime(0.0, 0.0, [], 0.0)
+
+
+@pytest.mark.long
+def test_every_row_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With models of few ids on the CPU."""
+    few = {
+        name: replace(
+            model,
+            hidden=32,
+            kind=replace(
+                model.kind,
+                vocabulary=300,
+                length=8,
+                mask_token=None if model.kind.mask_token is None else 299,
+            ),
+        )
+        for name, model in steps.MODELS.items()
+    }
+    monkeypatch.setattr(steps, "MODELS", few)
+    monkeypatch.setattr(steps, "REQUESTS", (1, 3))
+    monkeypatch.setattr(steps, "TIMED_STEPS", 2)
+    rows = list(steps.bench())
+    found = {(row["model"], row["step"], row["requests"]) for row in rows}
+    assert found == {
+        (name, row, count)
+        for name, model in few.items()
+        for row in (steps.OF_NOISE if model.kind.mask_token is None else steps.ASKED)
+        for count in (1, 3)
+    }
+    assert all(0 < row["host_ms"] <= row["ms"] for row in rows)

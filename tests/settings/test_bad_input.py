@@ -6,7 +6,7 @@ a second time. `VLLM_DLLM_FUZZ=50000` makes the long run of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.support.strategies import (
     same,
     share,
 )
+from vllm_dllm.families.diffusion_gemma.family import DiffusionGemma
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.parsing import OPTIONS, parse_options, parse_settings
 from vllm_dllm.settings.resolution import Served
@@ -75,16 +76,7 @@ def test_every_option_is_fuzzed() -> None:
     """Who adds an option adds it here."""
     assert set(MASKED) == parameter_names("mask")
     assert set(UNIFORM) == parameter_names("uniform")
-    own = {"algorithm", "max_steps", "request_step_limit", "parameters"}
-    own |= {
-        "constraint_depth",
-        "constraint_tokens",
-        "threshold_under_load",
-        "blocks",
-        "blocks_open_at",
-    }
-    flags = {"eos_early_stop", "skip_last_commit", "fused_commit"}
-    assert {f.name for f in fields(DllmSettings)} == own | flags | set(WORDS)
+    assert {f.name for f in fields(DllmSettings)} == own_options("mask").keys() | {"parameters"}
     assert OPTIONS.keys() == REQUEST.keys()
 
 
@@ -96,6 +88,20 @@ def refusal(call: Callable[[], object]) -> str | None:
         assert len(str(error)) < 2000
         return str(error)
     return None
+
+
+def judge(call: Callable[[], object], taken: bool, name: str, value: object) -> None:
+    """What is taken is got as it was given, what is not is refused by its name."""
+    said = refusal(call)
+    assert (said is None) == taken, said
+    if said is None:
+        assert same(value, call())
+    else:
+        assert name in said
+
+
+def chosen(choice: Any, name: str) -> object:
+    return choice.max_steps if name == "max_denoising_steps" else choice.settings.values()[name]
 
 
 def served(corruption: Any, section: object) -> Served:
@@ -120,7 +126,6 @@ def setting_and_value(draw: Any, wild: Any) -> tuple[str, str, object]:
 
 
 def company(kind: str, name: str) -> dict[str, Any]:
-    """The algorithm that has the setting, with what else it needs."""
     algorithm = TABLES[kind][name][0]
     return {"algorithm": algorithm} | ({} if kind == "mask" else BASE)
 
@@ -130,12 +135,8 @@ def company(kind: str, name: str) -> dict[str, Any]:
 def test_a_setting_of_the_server(case: tuple[str, str, Any]) -> None:
     kind, name, value = case
     section = company(kind, name) | {name: value}
-    said = refusal(lambda: served(kind, section))
-    assert (said is None) == TABLES[kind][name][1].takes(value), said
-    if said is None:
-        assert same(value, served(kind, section).choose().settings.values()[name])
-    else:
-        assert name in said
+    taken = TABLES[kind][name][1].takes(value)
+    judge(lambda: chosen(served(kind, section).choose(), name), taken, name, value)
 
 
 @settings(max_examples=share(0.15))
@@ -143,17 +144,11 @@ def test_a_setting_of_the_server(case: tuple[str, str, Any]) -> None:
 def test_a_setting_of_a_request(case: tuple[str, str, Any]) -> None:
     kind, name, value = case
     asked = {f"diffusion_{n}": v for n, v in (company(kind, name) | {name: value}).items()}
-    server = served(kind, {})
-
-    def choose() -> Any:
-        return server.choose(parse_options(asked, server))
-
-    said = refusal(choose)
-    assert (said is None) == OF_REQUEST.get(name, TABLES[kind][name][1]).takes(value), said
-    if said is None:
-        assert same(value, choose().settings.values()[name])
-    else:
-        assert name in said
+    server, number = served(kind, {}), OF_REQUEST.get(name, TABLES[kind][name][1])
+    judge(
+        lambda: chosen(server.choose(parse_options(asked, server)), name),
+        *(number.takes(value), name, value),
+    )
 
 
 def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
@@ -190,14 +185,10 @@ NAMES = st.sampled_from(sorted(set().union(*ALGORITHMS.values(), *WORDS.values()
 @example("mask", "algorithm", "")
 @example("mask", "algorithm", "nobody:Nothing")
 def test_an_option_of_the_server(kind: str, name: str, value: Any) -> None:
-    said = refusal(lambda: served(kind, {name: value}))
-    assert (said is None) == own_options(kind)[name](value), said
-    if said is None:
-        if name == "fused_commit" and not isinstance(value, str):
-            value = {True: "on", False: "off", None: "auto"}[value]
-        assert same(value, getattr(served(kind, {name: value}).settings, name))
-    else:
-        assert name in said
+    taken, got = own_options(kind)[name](value), value
+    if name == "fused_commit" and taken and not isinstance(value, str):
+        got = {True: "on", False: "off", None: "auto"}[value]
+    judge(lambda: getattr(served(kind, {name: value}).settings, name), taken, name, got)
 
 
 def whole_numbers(value: Any) -> bool:
@@ -242,17 +233,61 @@ def test_an_option_of_a_request(name: str, value: Any) -> None:
         asked["diffusion_seed_canvas"] = [1, 2, 3]
     server = served("uniform", {})
 
-    def options() -> Mapping[str, Any]:
+    def option() -> object:
         made = parse_options(asked, server)
         server.choose(made)
-        return made
+        return made.get(name)
 
-    said = refusal(options)
-    assert (said is None) == REQUEST[name](value), said
-    if said is None:
-        assert same(value, options().get(name))
-    else:
-        assert f"diffusion_{name}" in said
+    judge(option, REQUEST[name](value), f"diffusion_{name}", value)
+
+
+# ---- a checkpoint's generation_config.json
+
+STATED = {
+    "max_denoising_steps": 8,
+    "t_min": 0.1,
+    "t_max": 0.7000000000000001,
+    "stability_threshold": 1,
+    "confidence_threshold": 0.005,
+    "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.1},
+}
+CHECKPOINT = {"max_denoising_steps": STEP} | {name: number for name, (_, number) in UNIFORM.items()}
+OF_MASKED = {"max_denoising_steps": STEP, "threshold": Number()}
+
+
+@settings(max_examples=share(0.1))
+@given(st.sampled_from(sorted(CHECKPOINT)), WILD | STEP.edges() | UNIFORM["t_max"][1].edges())
+def test_the_sampler_of_a_checkpoint(name: str, value: Any) -> None:
+    changed = STATED | {name: value}
+    if name == "entropy_bound":
+        changed = STATED | {"sampler_config": {**STATED["sampler_config"], name: value}}
+
+    def choose() -> object:
+        stated = DiffusionGemma().checkpoint_settings(changed)
+        return chosen(Served("uniform", OWN["uniform"], DllmSettings(), stated).choose(), name)
+
+    judge(choose, CHECKPOINT[name].takes(value), name, value)
+
+
+@settings(max_examples=share(0.03))
+@given(st.sampled_from(sorted(STATED)), JSON, st.booleans())
+def test_a_sampler_that_is_incomplete(name: str, value: Any, leave_out: bool) -> None:
+    stated: dict[str, Any] = {k: v for k, v in STATED.items() if k != name}
+    if not leave_out:
+        stated["sampler_config"] = value
+    said = refusal(lambda: DiffusionGemma().checkpoint_settings(stated))
+    assert said is not None
+    assert name in said or "sampler_config" in said
+
+
+@settings(max_examples=share(0.05))
+@given(st.sampled_from(sorted(OF_MASKED)), WILD | STEP.edges())
+def test_what_a_masked_checkpoint_states(name: str, value: Any) -> None:
+    def choose() -> object:
+        stated = {name: value, "top_p": 0.5}
+        return chosen(Served("mask", OWN["mask"], DllmSettings(), stated).choose(), name)
+
+    judge(choose, OF_MASKED[name].takes(value), name, value)
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -268,8 +303,13 @@ def test_each_option_is_given_each_oddity() -> None:
         for name in own_options("mask"):
             for kind in TABLES:
                 test_an_option_of_the_server.hypothesis.inner_test(kind, name, value)
-        for name in REQUEST:
-            test_an_option_of_a_request.hypothesis.inner_test(name, value)
+        for names, test in (
+            (REQUEST, test_an_option_of_a_request),
+            (CHECKPOINT, test_the_sampler_of_a_checkpoint),
+            (OF_MASKED, test_what_a_masked_checkpoint_states),
+        ):
+            for name in names:
+                test.hypothesis.inner_test(name, value)
 
 
 # ---- names

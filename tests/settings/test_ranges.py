@@ -3,59 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-import pytest
-
-from vllm_dllm.ranges import AlgorithmConfig, Range, SettingsError, nearest, setting, shown
-
-
-@pytest.mark.parametrize(
-    ("allowed", "value", "message"),
-    [
-        (Range(), -0.1, "x must be finite and at least 0"),
-        (Range(), float("nan"), "x must be finite"),
-        (Range(), float("inf"), "x must be finite"),
-        (Range(), 1e39, "fit 32 bits"),
-        (Range(), 10**400, "x must be finite"),
-        (Range(), True, "x must be a number, got True"),
-        (Range(), "0.5", "x must be a number, got '0.5'"),
-        (Range(above=True), 0, "x must be finite and above 0"),
-        (Range(most=1.0), 1.5, "x must be at least 0 and at most 1, got 1.5"),
-        (Range(whole=True), 2.0, "x must be a whole number, got 2.0"),
-        (Range(whole=True), -1, "x must be at least 0"),
-        (Range(least=1, whole=True), 2**31, "x must be at least 1"),
-    ],
-)
-def test_out_of_range(allowed: Range, value: object, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        allowed.check("x", value)
-
-
-def test_in_range() -> None:
-    Range().check("x", 0)
-    Range().check("x", 1.01)
-    Range(above=True).check("x", 1e-9)
-    Range(least=1, whole=True).check("x", 2**31 - 1)
-
-
-@dataclass(frozen=True)
-class Example(AlgorithmConfig):
-    """Settings of nobody."""
-
-    share: float = setting(0.5, "of the whole", most=1.0)
-
-
-def test_a_config_checks_itself() -> None:
-    assert Example().values() == {"share": 0.5}
-    assert Example.ranges()["share"].help == "of the whole"
-    with pytest.raises(SettingsError, match="share must be at least 0 and at most 1"):
-        Example(share=2)
-
-
-def test_a_number_that_python_does_not_write_out() -> None:
-    with pytest.raises(SettingsError, match="got a very large int"):
-        Range().check("x", 10**5000)
+from vllm_dllm.ranges import nearest, shown
 
 
 def test_what_is_long_is_cut_before_it_is_compared_or_quoted() -> None:

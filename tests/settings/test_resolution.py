@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.commands.show_config import explained
 from vllm_dllm.ranges import SettingsError
-from vllm_dllm.settings.parsing import parse_options, parse_settings
-from vllm_dllm.settings.resolution import CHECKPOINT, Served
+from vllm_dllm.settings.parsing import parse_options
+from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
 
 
@@ -40,85 +39,45 @@ def test_precedence() -> None:
     assert (asked.sources["threshold"], asked.sources["max_steps"]) == ("request", "request")
 
 
-def test_what_show_config_prints() -> None:
-    """A value that the server chose is the server's, even where it is the default."""
-
-    def shown(**section: Any) -> dict[str, list[str]]:
-        settings = parse_settings({"dllm": section}, "mask", "LowConfidence")
-        stated = {"threshold": 0.6}
-        served = Served("mask", "LowConfidence", settings, stated, 32, settings.max_steps)
-        return {name: rest for name, *rest in explained(served, CHECKPOINT, section)}
-
-    assert shown() == {
-        "algorithm": ["LowConfidence", "default"],
-        "threshold": ["0.6", "checkpoint"],
-        "max_steps": ["33", "default"],
-        "canvas_length": ["32", "checkpoint"],
-        "execution": ["fdfo", "default"],
-        "eos_early_stop": ["default", "default"],
-        "skip_last_commit": ["True", "default"],
-        "fused_commit": ["auto", "default"],
-        "window": ["symmetric", "default"],
-        "kernels": ["auto", "default"],
-        "request_step_limit": ["default", "default"],
-        "constraint_depth": ["default", "default"],
-        "constraint_tokens": ["2048", "default"],
-        "threshold_under_load": ["default", "default"],
-        "blocks": ["1", "default"],
-        "blocks_open_at": ["default", "default"],
-    }
-    chosen = {
-        "algorithm": "LowConfidence",
-        "threshold": 0.95,
-        "max_steps": 33,
-        "execution": "fdfo",
-        "eos_early_stop": True,
-        "skip_last_commit": True,
-        "fused_commit": "off",
-        "window": "symmetric",
-        "kernels": "auto",
-        "request_step_limit": 64,
-    }
-    assert {name: shown(**chosen)[name] for name in chosen} == {
-        name: [str(value), "server"] for name, value in chosen.items()
-    }
-    unset = shown(algorithm=None, max_steps=None, eos_early_stop=None)
-    assert unset == shown(), "null leaves the choice to others"
+OWN = "ConfidenceThreshold-DiffCoder"  # a family's preset, which is a default
+Q = served(algorithm="JointThreshold-Q", parameters={"threshold": 0.9})
+UNIFORM = Served("uniform", "EntropyBound", DllmSettings(), {"max_denoising_steps": 9})
 
 
-def test_presets_count_where_they_were_chosen() -> None:
-    server = served(algorithm="JointThreshold-Q", parameters={"threshold": 0.9})
-    values = server.choose().settings.values()
-    assert (values["threshold"], values["edit_threshold"]) == (0.9, 0.5)
-    values = server.choose({"algorithm": "JointThreshold-S"}).settings.values()
-    assert (values["threshold"], values["edit_threshold"]) == (0.5, 0.0)
+def family(checkpoint: dict[str, float], **settings: Any) -> Served:
+    return Served("mask", OWN, DllmSettings(**settings), checkpoint, length=4)
 
 
-def test_the_preset_of_a_family_is_a_default() -> None:
-    own = "ConfidenceThreshold-DiffCoder"
-    server = Served("mask", own, DllmSettings(), {}, length=4)
-    plain = server.choose()
-    assert plain.settings.values() == {"threshold": 0.95}
-    assert (plain.sources["algorithm"], plain.sources["threshold"]) == ("default", "default")
-    assert server.choose({"threshold": 0.5}).settings.values() == {"threshold": 0.5}
-    named = server.choose({"algorithm": "ConfidenceThreshold"})
-    assert named.settings.values() == {"threshold": 0.9}
-    stated = Served("mask", own, DllmSettings(), {"threshold": 0.7}, length=4).choose()
-    assert (stated.settings.values()["threshold"], stated.sources["threshold"]) == (
-        *(0.7, "checkpoint"),
-    )
-    given = Served("mask", own, DllmSettings(parameters={"threshold": 0.6}), {"threshold": 0.7})
-    assert given.choose().settings.values() == {"threshold": 0.6}
+@pytest.mark.parametrize(
+    ("server", "options", "wanted"),
+    [
+        (Q, {}, {"threshold": 0.9, "edit_threshold": 0.5}),
+        (Q, {"algorithm": "JointThreshold-S"}, {"threshold": 0.5, "edit_threshold": 0.0}),
+        (family({}), {}, {"threshold": 0.95}),
+        (family({}), {"threshold": 0.5}, {"threshold": 0.5}),
+        (family({}), {"algorithm": "ConfidenceThreshold"}, {"threshold": 0.9}),
+        (family({"threshold": 0.7}), {}, {"threshold": 0.7}),
+        (family({"threshold": 0.7}, parameters={"threshold": 0.6}), {}, {"threshold": 0.6}),
+    ],
+)
+def test_presets(server: Served, options: dict[str, Any], wanted: dict[str, float]) -> None:
+    assert wanted.items() <= server.choose(options).settings.values().items()
 
 
-def test_caps() -> None:
-    assert served().choose().max_steps == 33
-    assert served(algorithm="JointThreshold").choose().max_steps == 32 + 16 + 1
-    assert served({"max_denoising_steps": 7}).choose().max_steps == 7
-    uniform = Served("uniform", "EntropyBound", DllmSettings(), {"max_denoising_steps": 9})
-    assert uniform.choose({"max_steps": 4}).max_steps == 4
-    late = uniform.choose({"max_steps": 40})
-    assert (late.max_steps, late.schedule_steps) == (9, 9)
+@pytest.mark.parametrize(
+    ("server", "asked", "most"),
+    [
+        (served(), None, 33),
+        (served(algorithm="JointThreshold"), None, 32 + 16 + 1),
+        (served({"max_denoising_steps": 7}), None, 7),
+        (UNIFORM, 4, 4),
+        (UNIFORM, 40, 9),
+    ],
+)
+def test_caps(server: Served, asked: int | None, most: int) -> None:
+    choice = server.choose({"max_steps": asked} if asked else {})
+    assert choice.max_steps == most
+    assert server is not UNIFORM or choice.schedule_steps == 9
 
 
 EDITS = "max_post_edit_steps"
@@ -151,22 +110,9 @@ def test_steps_that_positions_do_not_bound(server: Served, most: int) -> None:
             server.choose(asking(beyond))
 
 
-@pytest.mark.parametrize(
-    ("server", "options", "message"),
-    [
-        (served(parameters={"threshold": -1}), {}, "dllm.threshold must be"),
-        (served({"threshold": -1}), {}, "generation_config.json: threshold must be"),
-        (served(), {"threshold": True}, "diffusion_threshold must be a number"),
-        (served(), {"algorithm": "LowConfidens"}, "did you mean 'LowConfidence'"),
-        (served(algorithm="EntropyBond"), {}, "did you mean 'EntropyBound'"),
-    ],
-)
-def test_refused(server: Served, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        server.choose(options)
-
-
-def test_the_falling_schedule() -> None:
+def test_a_value_is_refused_with_its_source() -> None:
+    with pytest.raises(SettingsError, match=r"generation_config\.json: threshold must be"):
+        served({"threshold": -1}).choose()
     uniform = Served("uniform", "EntropyBound", DllmSettings(parameters={"t_min": 0.9}))
     with pytest.raises(SettingsError, match=r"t_max must be above dllm\.t_min=0\.9"):
         uniform.choose()
@@ -190,16 +136,3 @@ def test_only_what_the_server_accepts_is_advised() -> None:
         served().choose({"algorithm": "Zzz"})
     for name in re.findall(r"[A-Z][\w-]+", str(caught.value).partition("choose ")[2]):
         served().choose({"algorithm": name})
-
-
-def test_a_setting_of_another_algorithm() -> None:
-    named = (
-        r"^diffusion_low is not a setting of LowConfidence, which has diffusion_threshold; "
-        r"remove it, or set diffusion_algorithm to Hierarchical$"
-    )
-    with pytest.raises(SettingsError, match=named):
-        parse_options({"diffusion_low": 0.1}, served())
-    options = parse_options({"diffusion_algorithm": "Hierarchical", "diffusion_low": 0.1}, served())
-    assert served().choose(options).settings.values()["low"] == 0.1
-    with pytest.raises(SettingsError, match=r"remove it, because it belongs to EntropyBound, for"):
-        parse_options({"diffusion_t_min": 0.1}, served())

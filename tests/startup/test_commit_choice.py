@@ -1,4 +1,4 @@
-"""How blocks are committed: what is chosen, what it depends on, and what vLLM is told."""
+"""How blocks are committed and how many a canvas holds: what is chosen, refused and logged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.reference_diffcoder import random_checkpoint as diffcoder
 from tests.support.reference_sdar import random_checkpoint
 from vllm_dllm.startup.commit_choice import FREE_TOKENS_CPU
+from vllm_dllm.vllm_seams.registration import RefusedError
 
 pytestmark = pytest.mark.engine
 
@@ -78,3 +80,39 @@ def test_the_log_says_why(
     config(models["dense"], **options)
     (line,) = (m for m in package_log.messages if "blocks are committed" in m)
     assert all(word in line for word in words), line
+
+
+# ---- `dllm.blocks`
+
+
+def blocks(count: int, **settings: Any) -> dict[str, Any]:
+    return {"additional_config": {"dllm": {"blocks": count, **settings}}}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_canvas_holds_the_blocks(models: dict[str, Path], asynchronous: bool) -> None:
+    found = config(models["dense"], async_scheduling=asynchronous, max_num_seqs=2, **blocks(4))
+    served = found.model_config.dllm
+    assert (served.length, served.window_length, found.num_speculative_tokens) == (4, 16, 16)
+    assert served.commits == "separate"
+    assert found.cache_config.block_size % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (blocks(4, fused_commit="on"), "fused_commit=on: impossible, because all blocks of a"),
+        (blocks(4) | {"max_model_len": 12}, "dllm.blocks=4: the context of 12 tokens has no room"),
+        (blocks(64) | {"max_num_batched_tokens": 128}, "max_num_batched_tokens=128 is below"),
+    ],
+)
+def test_blocks_that_are_refused(
+    models: dict[str, Path], options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(RefusedError, match=complaint):
+        config(models["dense"], **options)
+
+
+def test_other_families_refuse_blocks(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="StableDiffCoder cannot decode several"):
+        config(diffcoder(tmp_path), **blocks(2))

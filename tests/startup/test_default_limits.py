@@ -41,45 +41,30 @@ def limits(
 
 # vLLM's own defaults: `vllm serve` on an H200, `LLM` on an H200, `vllm serve` on smaller devices.
 SERVER, OFFLINE, SMALL = (1024, 8192), (1024, 16384), (256, 2048)
+ON_CPU: dict[str, Any] = {"stock": (128, 2048), "on_cpu": True}
 
 
 @pytest.mark.parametrize(
-    ("length", "stock", "expected"),
+    ("given", "expected"),
     [
-        (32, SERVER, (256, 8192, 0)),
-        (32, OFFLINE, (256, 16384, 0)),
-        (32, SMALL, (256, 8192, 2048)),
-        (256, SERVER, (64, 16384, 8192)),
-        (256, OFFLINE, (64, 16384, 0)),
-        (256, SMALL, (64, 16384, 2048)),
+        ({"length": 32, "stock": SERVER}, (256, 8192, 0)),
+        ({"length": 32, "stock": OFFLINE}, (256, 16384, 0)),
+        ({"length": 32, "stock": SMALL}, (256, 8192, 2048)),
+        ({"length": 256, "stock": SERVER}, (64, 16384, 8192)),
+        ({"length": 256, "stock": OFFLINE}, (64, 16384, 0)),
+        ({"length": 256, "stock": SMALL}, (64, 16384, 2048)),
+        # What the user gave stays.
+        ({"length": 256, "stock": SERVER, "given": (True, True)}, (1024, 8192, 0)),
+        ({"length": 32, "stock": (512, 8192), "given": (True, False)}, (512, 16384, 8192)),
+        # vLLM would not start with a chunk that is longer than the context.
+        ({"length": 256, "stock": SERVER, "context": 4096}, (64, 16384, 0)),
+        # On the CPU only the seats are lower.
+        ({"length": 32, **ON_CPU}, (128, 4096, 0)),
+        ({"length": 256, **ON_CPU}, (64, 16384, 0)),
+        ({"length": 32, "blocks": 4, **ON_CPU}, (128, 16384, 0)),
     ],
 )
 def test_a_prompt_stalls_canvases_no_longer_than_by_vllm_s_defaults(
-    length: int,
-    stock: tuple[int, int],
-    expected: tuple[int, int, int],
-    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any], expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seats, budget, chunk = limits(monkeypatch, length=length, stock=stock)
-    assert (seats, budget, chunk) == expected
-    assert seats * length <= budget
-    assert (chunk or budget) <= max(stock[1], length)
-
-
-def test_what_the_user_gave_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = limits(monkeypatch, length=256, stock=(1024, 8192), given=(True, True))
-    assert both == (1024, 8192, 0)
-    seats = limits(monkeypatch, length=32, stock=(512, 8192), given=(True, False))
-    assert seats == (512, 16384, 8192)
-
-
-def test_a_chunk_is_not_limited_to_more_than_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM would refuse to start."""
-    assert limits(monkeypatch, length=256, stock=SERVER, context=4096) == (64, 16384, 0)
-
-
-def test_on_the_cpu_only_the_seats_are_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert limits(monkeypatch, length=32, stock=(128, 2048), on_cpu=True) == (128, 4096, 0)
-    assert limits(monkeypatch, length=256, stock=(128, 2048), on_cpu=True) == (64, 16384, 0)
-    several = limits(monkeypatch, length=32, stock=(128, 2048), on_cpu=True, blocks=4)
-    assert several == (128, 16384, 0)
+    assert limits(monkeypatch, **given) == expected

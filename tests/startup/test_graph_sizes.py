@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_dllm.startup.graph_sizes import capture_sizes, set_capture_sizes
+from vllm_dllm.startup.default_limits import capture_sizes, set_capture_sizes
 
 
 def configuration(
@@ -72,10 +72,8 @@ def with_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     ("length", "seats", "budget", "stock", "most"),
     [
         (32, 256, 8192, 16, 64),
-        (32, 24, 8192, 16, 24),
         (32, 21, 8192, 16, 21),
         (256, 64, 16384, 2, 16),
-        (256, 8, 8192, 2, 8),
         (256, 64, 2048, 2, 8),
         (8, 4, 8192, 4, 4),
     ],

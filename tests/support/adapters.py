@@ -17,10 +17,7 @@ NOT_ADAPTED = frozenset({"experts", "self_conditioning", "vision_tower"})
 
 
 def adapter(model: Path, path: Path, seed: int, extra: str = "") -> Path:
-    """Write an adapter of random matrices for every attention's and dense projection.
-
-    `extra` is a part of the names of modules that it adapts, too.
-    """
+    """An adapter of random matrices for all dense projections, and modules called `extra`."""
     path.mkdir()
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, weight in load_file(model / "model.safetensors").items():

@@ -10,14 +10,9 @@ from tests.support.server import Server
 
 
 class Answer(NamedTuple):
-    """What a client has in the end.
+    """What a client has in the end: parts are added up, and `end` is the endpoint's own word.
 
-    Attributes:
-        thought, text: in the order of writing; several parts are added up.
-        calls: the name and the arguments (JSON) of each call.
-        end: the reason for which the answer ended, in the endpoint's word.
-        tokens: how many were generated, for all answers of the request.
-        logprobs: those of the answer's tokens, where they were asked for.
+    Of each call there are the name and the arguments (JSON); `tokens` counts all `n` answers.
     """
 
     thought: str
@@ -64,10 +59,10 @@ def ask(server: Server, endpoint: str, prompt: str, stream: bool, **options: Any
         endpoint, f"/v1/{endpoint}"
     )
     if stream:
-        return STREAMED[endpoint](_events(server, path, body))
+        return READ[endpoint]([*_events(server, path, body)])
     response = server.client.post(path, json=body)
     assert response.status_code == 200, response.text
-    return WHOLE[endpoint](response.json())
+    return READ[endpoint]([response.json()])
 
 
 def _events(server: Server, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -82,27 +77,7 @@ def _calls(calls: Any) -> list[tuple[str, str]]:
     return [(name, json.dumps(json.loads(arguments))) for name, arguments in calls]
 
 
-def _completion(answer: dict[str, Any]) -> list[Answer]:
-    return _completion_events(iter([answer]))
-
-
-def _completion_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
-    found = [*events]
-    return [
-        Answer(
-            "",
-            "".join(choice["text"] for choice in choices),
-            [],
-            choices[-1]["finish_reason"],
-            found[-1]["usage"]["completion_tokens"],
-            [p for choice in choices for p in (choice["logprobs"] or {}).get("token_logprobs", [])],
-        )
-        for choices in _by_index(found)
-    ]
-
-
 def _by_index(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The pieces of each of a request's ``n`` answers."""
     choices = [choice for event in events for choice in event["choices"]]
     return [
         [choice for choice in choices if choice["index"] == index]
@@ -110,24 +85,34 @@ def _by_index(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     ]
 
 
-def _chat(answer: dict[str, Any]) -> list[Answer]:
-    for choice in answer["choices"]:
-        choice["delta"] = message = choice.pop("message")
-        calls = enumerate(message.get("tool_calls") or [])
-        message["tool_calls"] = [call | {"index": index} for index, call in calls]
-    return _chat_events(iter([answer]))
+# Each reads the events of a stream, or a whole answer as the only one.
 
 
-def _chat_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
-    found = [*events]
+def _completions(events: list[dict[str, Any]]) -> list[Answer]:
+    return [
+        Answer(
+            "",
+            "".join(choice["text"] for choice in choices),
+            [],
+            choices[-1]["finish_reason"],
+            events[-1]["usage"]["completion_tokens"],
+            [p for choice in choices for p in (choice["logprobs"] or {}).get("token_logprobs", [])],
+        )
+        for choices in _by_index(events)
+    ]
+
+
+def _chat(events: list[dict[str, Any]]) -> list[Answer]:
     answers = []
-    for choices in _by_index(found):
-        deltas = [choice["delta"] for choice in choices]
+    for choices in _by_index(events):
+        deltas = [choice.get("delta", choice.get("message")) for choice in choices]
         calls: dict[int, list[str]] = {}
-        for call in (call for delta in deltas for call in delta.get("tool_calls") or []):
-            whole = calls.setdefault(call["index"], ["", ""])
-            whole[0] += call["function"].get("name") or ""
-            whole[1] += call["function"].get("arguments") or ""
+        for delta in deltas:
+            for number, call in enumerate(delta.get("tool_calls") or []):
+                place = number if "message" in choices[0] else call["index"]
+                whole = calls.setdefault(place, ["", ""])
+                whole[0] += call["function"].get("name") or ""
+                whole[1] += call["function"].get("arguments") or ""
         scores = [(choice.get("logprobs") or {}).get("content") or [] for choice in choices]
         answers.append(
             Answer(
@@ -135,44 +120,30 @@ def _chat_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
                 "".join(delta.get("content") or "" for delta in deltas),
                 _calls(calls.values()),
                 next(filter(None, (choice["finish_reason"] for choice in reversed(choices)))),
-                found[-1]["usage"]["completion_tokens"],
+                events[-1]["usage"]["completion_tokens"],
                 [token["logprob"] for tokens in scores for token in tokens],
             )
         )
     return answers
 
 
-def _responses(answer: dict[str, Any]) -> list[Answer]:
+def _responses(events: list[dict[str, Any]]) -> list[Answer]:
+    answer = events[-1].get("response", events[-1])
+    done = [each["item"] for each in events if each.get("type") == "response.output_item.done"]
     found = {"reasoning": "", "message": ""}
     calls = []
-    for item in answer["output"]:
+    for item in done or answer["output"]:
         if item["type"] == "function_call":
             calls.append((item["name"], item["arguments"]))
         else:
             found[item["type"]] += "".join(part["text"] for part in item["content"])
     tokens = answer["usage"]["output_tokens"]
-    texts = found["reasoning"], found["message"]
-    return [Answer(*texts, _calls(calls), answer["status"], tokens, [])]
+    return [Answer(*found.values(), _calls(calls), answer["status"], tokens, [])]
 
 
-def _responses_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
-    found = [*events]
-    items = [each["item"] for each in found if each["type"] == "response.output_item.done"]
-    return _responses(found[-1]["response"] | {"output": items})
-
-
-def _message(answer: dict[str, Any]) -> list[Answer]:
-    thought, text, calls = "", "", []
-    for block in answer["content"]:
-        thought += block.get("thinking") or ""
-        text += block.get("text") or ""
-        if block["type"] == "tool_use":
-            calls.append((block["name"], json.dumps(block["input"])))
-    tokens = answer["usage"]["output_tokens"]
-    return [Answer(thought, text, _calls(calls), answer["stop_reason"], tokens, [])]
-
-
-def _message_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
+def _messages(events: list[dict[str, Any]]) -> list[Answer]:
+    if "content" in events[0]:
+        events = [*_streamed(events[0])]
     thought, text, end, tokens = "", "", "", 0
     calls: list[list[str]] = []
     for event in events:
@@ -187,15 +158,19 @@ def _message_events(events: Iterator[dict[str, Any]]) -> list[Answer]:
     return [Answer(thought, text, _calls(calls), end, tokens, [])]
 
 
-WHOLE: dict[str, Callable[[dict[str, Any]], list[Answer]]] = {
-    "completions": _completion,
+def _streamed(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events that a whole message would be streamed in."""
+    for block in message["content"]:
+        if block["type"] == "tool_use":
+            yield {"content_block": block, "delta": {"partial_json": json.dumps(block["input"])}}
+        else:
+            yield {"delta": {name: block.get(name) or "" for name in ("thinking", "text")}}
+    yield {"delta": {"stop_reason": message["stop_reason"]}, "usage": message["usage"]}
+
+
+READ: dict[str, Callable[[list[dict[str, Any]]], list[Answer]]] = {
+    "completions": _completions,
     "chat": _chat,
     "responses": _responses,
-    "messages": _message,
-}
-STREAMED: dict[str, Callable[[Iterator[dict[str, Any]]], list[Answer]]] = {
-    "completions": _completion_events,
-    "chat": _chat_events,
-    "responses": _responses_events,
-    "messages": _message_events,
+    "messages": _messages,
 }

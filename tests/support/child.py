@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.checkpoints import ROOT
+from tests.support.commands import run
+
 ANSWER = "answer: "
 
 
 def in_child(
-    function: Callable[..., Iterator[Any]], *arguments: Any, env: dict[str, str] | None = None
+    function: Callable[..., Iterator[Any]] | str, *arguments: Any, env: dict[str, str] | None = None
 ) -> list[Any]:
-    """What a function of a module yields for these arguments, which are JSON or paths."""
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, f"{function.__module__}:{function.__qualname__}"],
-        input=json.dumps(arguments, default=str),
-        env=env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """What a function of a module yields for these arguments, which are JSON or paths.
+
+    ``MODULE:FUNCTION`` is one of a module that this process must not import.
+    """
+    if not isinstance(function, str):
+        function = f"{function.__module__}:{function.__qualname__}"
+    given = json.dumps(arguments, default=str)
+    done = run(sys.executable, "-m", __name__, function, input=given, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     return [json.loads(line.removeprefix(ANSWER)) for line in lines if line.startswith(ANSWER)]

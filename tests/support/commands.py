@@ -1,8 +1,16 @@
-"""Commands of ``vllm-dllm`` in processes of their own."""
+"""Commands in processes of their own."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command to its end, with what it printed."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def command(*arguments: str, before: str = "") -> list[str]:

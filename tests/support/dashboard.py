@@ -46,10 +46,7 @@ def alerts() -> Iterator[tuple[str, str]]:
 
 
 def labels_by_metric(expression: str) -> dict[str, set[str]]:
-    """The metrics that PromQL reads, each with the labels that it matches or groups by.
-
-    Raises ValueError if it does not parse.
-    """
+    """The metrics that PromQL reads, each with the labels that it matches or groups by."""
     found: dict[str, set[str]] = {}
     grouped: list[set[str]] = [set()]
 

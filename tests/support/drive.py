@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.support import (
     reference_llada22,
     reference_nemotron,
 )
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
 from tests.support.reference_gemma import random_checkpoint
 from vllm_dllm.engine.slots import Phase
@@ -35,12 +36,11 @@ class Family:
     """A model family's small checkpoint, and what its engines and requests need.
 
     Attributes:
-        length: L, positions of a canvas.
         aligned: whether canvases begin at multiples of L, so that prompts have a tail.
         vocabulary: ids that prompts may hold, without special ones.
         slow: request options for one to two tokens a step, so that phases last.
         quick: request options for the fewest steps.
-        lengths: of prompts in `lifecycle`: two bystanders, a newcomer and the victim.
+        lengths: of prompts in `test_lifecycle`: two bystanders, a newcomer and the victim.
         budget: tokens of a step: three canvases, and chunks shorter than the victim.
     """
 
@@ -56,7 +56,6 @@ class Family:
     budget: int = 32
 
     def start(self, **options: Any) -> contextlib.AbstractContextManager[Engine]:
-        """An engine with pages of 32 tokens."""
         return engine(self.path, self.length, **({"block_size": PAGE} | self.engine | options))
 
     def tail(self, prompt: Sequence[int]) -> int:
@@ -72,70 +71,52 @@ class Family:
         return [[draw.choice(self.vocabulary) for _ in range(n)] for n in lengths]
 
 
+SLOW, QUICK = {"diffusion_threshold": 2.0}, {"diffusion_threshold": 0.0}
+# Of checkpoints that state their blocks.
+OWN: dict[str, Any] = {"diffusion_config": None}
+
+
 def llada2() -> Family:
     golden = oracle.checkpoint("ckpt_b_b8")
-    return Family(
-        "llada2",
-        golden.path,
-        golden.block_size,
-        aligned=True,
-        vocabulary=range(5, 500),
-        engine={},
-        slow={"diffusion_threshold": 2.0},
-        quick={"diffusion_threshold": 0.0},
-    )
+    length, vocabulary = golden.block_size, range(5, 500)
+    return Family("llada2", golden.path, length, True, vocabulary, {}, SLOW, QUICK)
 
 
 def gemma(path: Path) -> Family:
     if not path.exists():
         random_checkpoint(path, seed=1, canvas=32, sliding_window=48)
-    return Family(
-        "gemma",
-        path,
-        length=32,
-        aligned=False,
-        vocabulary=range(12, 272),
-        engine={"limit_mm_per_prompt": {"image": 0, "video": 0}},
-        slow={"diffusion_max_steps": 6},
-        quick={"diffusion_max_steps": 1},
-        lengths=(40, 21, 35, 75),
-        budget=100,
-    )
-
-
-SLOW, QUICK = {"diffusion_threshold": 2.0}, {"diffusion_threshold": 0.0}
+    steps = [{"diffusion_max_steps": most} for most in (6, 1)]
+    vocabulary, lengths = range(12, 272), (40, 21, 35, 75)
+    return Family("gemma", path, 32, False, vocabulary, TEXT_ONLY_OPTIONS, *steps, lengths, 100)
 
 
 def nemotron(path: Path) -> Family:
     if not path.exists():
         reference_nemotron.random_checkpoint(path, block=8, likely=5)
-    own = {"diffusion_config": None}
-    return Family("nemotron", path, 8, False, range(3, 100), own, SLOW, QUICK)
+    return Family("nemotron", path, 8, False, range(3, 100), OWN, SLOW, QUICK)
 
 
 def diffcoder(path: Path) -> Family:
     if not path.exists():
         reference_diffcoder.random_checkpoint(path)
-    own, length = {"diffusion_config": None}, reference_diffcoder.BLOCK
+    length, vocabulary = reference_diffcoder.BLOCK, range(6, 290)
     lengths = (13, 30, length + 3, 45)
-    return Family("diffcoder", path, length, True, range(6, 290), own, SLOW, QUICK, lengths)
+    return Family("diffcoder", path, length, True, vocabulary, OWN, SLOW, QUICK, lengths)
 
 
 def fast_dllm(path: Path) -> Family:
     """The victim's prompt ends with a block, whose last row predicts the boundary token."""
     if not path.exists():
         reference_fast_dllm.random_checkpoint(path, block=8)
-    own, lengths = {"diffusion_config": None}, (13, 32, 16, 64)
-    return Family("fast-dllm", path, 8, True, range(5, 290), own, {}, {}, lengths)
+    return Family("fast-dllm", path, 8, True, range(5, 290), OWN, {}, {}, (13, 32, 16, 64))
 
 
 def llada22(path: Path) -> Family:
     if not path.exists():
         reference_llada22.random_checkpoint22(path, 8)
     quick = reference_llada22.Rule(299, 290, 291, threshold=0.3, max_post_edit_steps=4)
-    slow = replace(quick, threshold=1.0)
-    vocabulary = range(5, 280)
-    return Family("llada2.2", path, 8, True, vocabulary, {}, slow.options(), quick.options())
+    slow = replace(quick, threshold=1.0).options()
+    return Family("llada2.2", path, 8, True, range(5, 280), {}, slow, quick.options())
 
 
 @dataclass
@@ -195,14 +176,3 @@ def assert_nothing_held(running: Engine) -> None:
     """No request, slot or KV block; only then can vLLM empty its prefix cache."""
     running.assert_idle()
     assert running.scheduler.reset_prefix_cache()
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value for an attribute of a live object."""
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, old)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,7 +50,6 @@ class Engine:
     def generate(
         self, prompts: Sequence[Sequence[int]], params: Sequence[Any]
     ) -> list[tuple[list[int], str]]:
-        """(token ids, finish reason) of each prompt, all submitted at once."""
         outputs = self.llm.generate(
             [{"prompt_token_ids": list(prompt)} for prompt in prompts],
             list(params),
@@ -81,7 +77,6 @@ class Engine:
         self.core.post_step(executed)
 
     def assert_idle(self) -> None:
-        """No request, no KV block and no slot is held."""
         assert not self.scheduler.requests
         # One block is vLLM's null block.
         assert self.block_pool.get_num_free_blocks() == self.block_pool.num_gpu_blocks - 1
@@ -144,32 +139,6 @@ def our_graphs() -> int:
     return once + sum(entries(function) for function in (*rows, *tiles))
 
 
-def answers_of_child(
-    module: str,
-    *arguments: Any,
-    env: dict[str, str] | None = None,
-) -> list[Any]:
-    """What ``tests.support.children.<module>`` prints, in a process of its own.
-
-    It gets paths as they are, everything else as JSON. Its answers are the lines of its output
-    that are JSON objects or lists.
-    """
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", f"tests.support.children.{module}"),
-            *(str(a) if isinstance(a, Path) else json.dumps(a) for a in arguments),
-        ],
-        env=env,
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
-    return [json.loads(line) for line in lines if line.startswith(('{"', "[["))]
-
-
 def count_calls(owner: Any, name: str) -> list[Any]:
     """Wrap a method of a live object; the returned list grows by its first argument per call."""
     calls: list[Any] = []
@@ -181,8 +150,3 @@ def count_calls(owner: Any, name: str) -> list[Any]:
 
     setattr(owner, name, counted)
     return calls
-
-
-def token_lists(cases: Iterable[Any]) -> list[list[int]]:
-    """The golden outputs of cases."""
-    return [list(case.output) for case in cases]

@@ -11,20 +11,14 @@ LINGERS_SECONDS = 3
 
 
 class LingeringError(ArithmeticError):
-    """Takes long to be freed, as the traceback of a compiler does.
-
-    SIGTERM comes meanwhile, and the ``SystemExit`` that vLLM's worker raises is lost in `__del__`.
-    """
+    """Takes long to be freed: SIGTERM comes meanwhile, whose ``SystemExit`` `__del__` loses."""
 
     def __del__(self) -> None:
         time.sleep(LINGERS_SECONDS)
 
 
 class FailingWorker(CpuV2Worker):
-    """Given as ``--worker-cls``."""
-
     def compile_or_warm_up_model(self) -> Any:
-        """See `CpuV2Worker`."""
         if self.rank == self.parallel_config.world_size - 1:
             raise LingeringError("planted in the warm-up")
         return super().compile_or_warm_up_model()
@@ -34,7 +28,6 @@ class WorkerThatTakesNoRequest(CpuV2Worker):
     """The last rank fails to set up any request; given as ``--worker-cls``."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """See `CpuV2Worker`."""
         super().load_model(*args, **kwargs)
         if self.rank == self.parallel_config.world_size - 1:
             self.model_runner.model_state._take_up = self.fail

@@ -1,17 +1,12 @@
 """A fake accelerator: a step at the published sizes, without memory, with its costs counted.
 
-Tensors of the fake device have shapes and dtypes but no content, so a step of LLaDA2.0-mini or of
-DiffusionGemma runs in a fraction of a second. `Cost` counts what the same calls would do on a GPU:
-kernels, copies between host and device, and waits, each with the line of this package that caused
-it. Reading a value back yields an arbitrary one.
-
-Registering the device changes the whole process (torch then knows an accelerator), so what uses
-this module runs in a process of its own, see `answers_of_child`.
+Tensors of the fake device have shapes and dtypes but no content, and reading a value yields an
+arbitrary one. `Cost` counts what the same calls would do on a GPU: kernels, copies between host and
+device, and waits, each with the line of this package that caused it. Registering the device changes
+the whole process, so what uses this module runs in a process of its own, see `fake_steps`.
 
 What is not as on a GPU: an operator is one kernel here, although some of CUDA's (sorts, top-k,
-cumulative sums) launch several, and an operator of CUDA's may wait without being known for it;
-vLLM's Triton filter is replaced by as many kernels as it launches. Compiled functions, Triton
-kernels, other ranks, the backbone and vLLM's own preparation of a batch do not run at all.
+cumulative sums) launch several, and an operator of CUDA's may wait without being known for it.
 """
 
 from __future__ import annotations
@@ -48,38 +43,15 @@ WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "_loc
 INDEXING = {"index", "index_put", "index_put_", "_unsafe_index"}
 
 
-@dataclass(frozen=True)
-class Copy:
-    """A copy between host and device.
-
-    Attributes:
-        pinned: whether the host's memory is pinned.
-        non_blocking: whether the caller asks not to wait.
-        where: the line that caused it.
-    """
-
-    pinned: bool
-    non_blocking: bool
-    where: str
-
-    @property
-    def waits(self) -> bool:
-        """Whether the host waits: only an asynchronous copy of pinned memory goes on at once."""
-        return not (self.pinned and self.non_blocking)
-
-
 @dataclass
 class Cost:
-    """Counts what happens while it is entered; enter it inside `fake_accelerator`, one at a time.
+    """Counts what happens while it is entered, inside `fake_accelerator`, one at a time.
 
-    Attributes:
-        kernels: number of kernels by the place that launched them, ``file:line``.
-        copies: every copy between host and device.
-        waits: the places, ``file:line operator``, where the host reads a value or a shape back.
+    Places are ``file:line``; `waits` are those where the host reads a value or a shape back.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
-    copies: list[Copy] = field(default_factory=list)
+    copies: int = 0
     waits: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Cost:
@@ -90,19 +62,13 @@ class Cost:
         FakeDevice.cost = None
 
     def summary(self) -> dict[str, Any]:
-        """The counts, in a form for JSON.
-
-        ``kernels`` is their number by the file that launched them; ``copies`` the number of copies
-        that go on at once; ``waits`` the number of waits, those for copies included, by the place.
-        """
         files: Counter[str] = Counter()
         for place, count in self.kernels.items():
             files[place.partition(":")[0]] += count
-        late = [copy.where for copy in self.copies if copy.waits]
         return {
             "kernels": dict(files),
-            "copies": len(self.copies) - len(late),
-            "waits": dict(Counter([*late, *self.waits])),
+            "copies": self.copies,
+            "waits": dict(Counter(self.waits)),
         }
 
     def note_waits(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
@@ -119,39 +85,33 @@ class Cost:
         self, func: Any, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> None:
         """Count an operator that has run: a copy between host and device, or a kernel."""
-        name, given = func.overloadpacket.__name__, _tensors((args, kwargs))
-        on_device = map(_on_device, given + results)
-        if not self._noted_copy(name, args, kwargs, results) and any(on_device):
-            self._note_kernel(func, name)
+        name = func.overloadpacket.__name__
+        if self._noted_copy(name, args, kwargs, results) or func.is_view or name in NO_KERNEL:
+            return
+        if any(map(_on_device, _tensors((args, kwargs)) + results)):
+            self.kernels[_caller()] += 1
 
     def _noted_copy(
         self, name: str, args: Any, kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> bool:
         """Whether the operator is a copy between host and device, and nothing else."""
-        if name == "_to_copy":
-            source, target = args[0], results[0]
-            non_blocking = bool(kwargs.get("non_blocking"))
-        elif name == "copy_":
-            target, source = args[:2]
-            non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
-        elif name in INDEXING and name.startswith("index_put") and _is_scalar(args[2]):
+        if name in ("index_put", "index_put_") and _is_scalar(args[2]):
             # On CUDA, the value of `tensor[indices] = 1.0` is a tensor on the host.
-            self.copies.append(Copy(False, False, _caller()))
+            self.waits.append(_caller())
+        if name not in ("_to_copy", "copy_"):
             return False
-        else:
-            return False
+        source, target = (args[0], results[0]) if name == "_to_copy" else (args[1], args[0])
         if _is_scalar(source) and not target.ndim:  # the same for `tensor[0] = 1.0`
-            self.copies.append(Copy(False, False, _caller()))
+            self.waits.append(_caller())
         elif _on_device(source) != _on_device(target):
-            to_device = _on_device(target)
-            pinned = _is_pinned(source if to_device else target)
-            self.copies.append(Copy(pinned, non_blocking, _caller()))
+            non_blocking = bool(kwargs.get("non_blocking", len(args) > 2 and args[2]))
+            # Only an asynchronous copy of pinned memory goes on at once.
+            if non_blocking and _is_pinned(source if _on_device(target) else target):
+                self.copies += 1
+            else:
+                self.waits.append(_caller())
             return True
         return False
-
-    def _note_kernel(self, func: Any, name: str) -> None:
-        if not func.is_view and name not in NO_KERNEL:
-            self.kernels[_caller()] += 1
 
 
 class FakeDevice(TorchDispatchMode):

@@ -28,7 +28,6 @@ FEW: dict[str, Any] = {"num_gpu_blocks_override": 10, "block_size": PAGE}
 
 
 def dllm(**settings: Any) -> dict[str, Any]:
-    """The engine's option with these settings of ours."""
     return {"additional_config": {"dllm": settings}}
 
 
@@ -65,10 +64,8 @@ class Family:
     Attributes:
         model: the class that serves it.
         make: writes a checkpoint with blocks of this length to a folder.
-        reference: reads a checkpoint.
         rules: what its requests ask for.
         odd: special tokens, which are tokens like others in a prompt.
-        ways: see `WAYS`.
         default: the rule of a request that asks for none.
     """
 
@@ -88,17 +85,11 @@ def _sdar(experts: bool) -> Family:
         lambda path, block: reference_sdar.random_checkpoint(path, experts, block, block == 8),
         reference_sdar.Reference,
         (
-            rule(),
-            rule(threshold=0.2),
-            rule(threshold=0.5, steps=2),
-            rule("LowConfidenceStatic"),
-            rule("LowConfidenceStatic", steps=3),
-            rule("Sequential", steps=2),
-            rule("Sequential"),
-            rule("EntropyBounded"),
-            rule("EntropyBounded", entropy_bound=6.0),
-            rule(threshold=0.3, steps=3),
-            rule("EntropyBounded", entropy_bound=3.0),
+            *(rule(), rule(threshold=0.2), rule(threshold=0.5, steps=2)),
+            *(rule("LowConfidenceStatic", steps=n) for n in (None, 3)),
+            *(rule("Sequential", steps=n) for n in (2, None)),
+            *(rule("EntropyBounded"), rule("EntropyBounded", entropy_bound=6.0)),
+            *(rule(threshold=0.3, steps=3), rule("EntropyBounded", entropy_bound=3.0)),
         ),
         (),
         WAYS | TWO_BLOCKS,
@@ -199,11 +190,9 @@ class Asked:
 
     @property
     def robust(self) -> bool:
-        """Whether no other order of summation may change a token."""
         return self.wanted.margin > MARGIN
 
     def params(self) -> Any:
-        """Its sampling parameters."""
         return greedy(self.max_tokens, ignore_eos=True, stop_token_ids=self.stop, **self.options)
 
 
@@ -228,14 +217,12 @@ def requests(name: str, model: Path, block: int) -> list[Asked]:
 
 
 def _new_token(answer: Answer, at_boundary: bool) -> int:
-    """A token of an answer that stands nowhere before."""
     new = [n for n, token in enumerate(answer.tokens) if token not in answer.tokens[:n]]
     behind = [n for n in new if n >= 4 and (n in answer.boundaries) == at_boundary]
     return answer.tokens[(behind or new)[0]]
 
 
 def assert_equal(name: str, asked: Sequence[Asked], tokens: Sequence[list[int]]) -> None:
-    """The tokens of an engine are the wanted ones."""
     pairs = enumerate(zip(asked, tokens, strict=True))
     different = [n for n, (one, got) in pairs if one.robust and got != one.wanted.tokens]
     assert not different, (name, different)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,27 +12,17 @@ import torch
 # From the output [tokens, hidden] of a layer to logits [tokens, vocabulary].
 Head = Callable[[torch.Tensor], torch.Tensor]
 
-# How often a layer rounds the values of the residual stream or of what is added to it: two norms,
-# queries with keys and values, the rotary embedding, attention, its projection, gate with up, their
-# product, down, the sum of experts, and two sums with the residual stream.
+# How often a layer rounds: two norms, queries with keys and values, rotary embedding, attention,
+# its projection, gate with up, their product, down, the sum of experts, and two residual sums.
 ROUNDINGS_PER_LAYER = 12
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far the output of a layer is from the reference's.
+    """How far the output of a layer is from the reference's, see ``docs/fidelity.md``.
 
-    The error of a token is the root mean square of the difference, relative to that of the
-    reference's output for the token. A token that rounding sends to another expert is an order of
-    magnitude further away than the others, so the median says what rounding does, and the worst
-    token whether experts changed.
-
-    Attributes:
-        median: the median token's error.
-        worst: the largest error.
-        logits: the median token's error in the logits that the reference's head makes of both
-            outputs, relative to the standard deviation of the reference's.
-        likeliest: share of the tokens for which both have the same likeliest id.
+    The median token says what rounding does, and the worst one whether rounding sent a token to
+    another expert. `likeliest` is the share of tokens with the same likeliest id.
     """
 
     median: float
@@ -41,6 +31,7 @@ class LayerError:
     likeliest: float
 
     @classmethod
+    @torch.no_grad()
     def of(cls, got: torch.Tensor, wanted: torch.Tensor, head: Head) -> LayerError:
         """The error of an output ``[tokens, hidden]`` of any dtype, computed in float32."""
         error = _rms(got.float() - wanted) / _rms(wanted)
@@ -61,10 +52,9 @@ def _rms(rows: torch.Tensor) -> torch.Tensor:
 def rounding_budget(layer: int, dtype: torch.dtype, hidden_size: int) -> float:
     """The relative error that rounding alone explains in the output of a layer (from 1).
 
-    Each rounding has a relative error of up to half of the dtype's epsilon. If it is uniform, its
-    root mean square is that divided by the root of 3, and independent errors add in squares. A sum
-    of products over the hidden size is rounded at every term in float32, the dtype in which it is
-    accumulated. The whole is doubled, because a layer may amplify the error of what it reads.
+    Roundings are uniform up to half of the dtype's epsilon, and add in squares. A sum of products
+    over the hidden size is rounded at every term in float32, in which it is accumulated. The whole
+    is doubled, because a layer may amplify the error of what it reads.
     """
     roundings = layer * ROUNDINGS_PER_LAYER
     if dtype == torch.float32:
@@ -74,11 +64,9 @@ def rounding_budget(layer: int, dtype: torch.dtype, hidden_size: int) -> float:
 
 @contextlib.contextmanager
 def recorded(layers: Iterable[torch.nn.Module]) -> Iterator[list[list[torch.Tensor]]]:
-    """Record what layers return while the context is open.
+    """Record what layers return: for each forward pass their outputs ``[tokens, hidden]``, float32.
 
-    Yields a list that grows by one entry with each forward pass: the outputs ``[tokens, hidden]``
-    of all layers, in float32. Some of vLLM's layers return their output in two parts, of which the
-    residual stream is the sum.
+    Some of vLLM's layers return two parts, of which the residual stream is the sum.
     """
     passes: list[list[torch.Tensor]] = []
 
@@ -98,12 +86,3 @@ def recorded(layers: Iterable[torch.nn.Module]) -> Iterator[list[list[torch.Tens
     finally:
         for handle in handles:
             handle.remove()
-
-
-def layer_errors(
-    got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], head: Head
-) -> list[LayerError]:
-    """The error of every layer in a forward pass over the same tokens."""
-    with torch.no_grad():
-        pairs = zip(got, wanted, strict=True)
-        return [LayerError.of(ours, theirs, head) for ours, theirs in pairs]

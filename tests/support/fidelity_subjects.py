@@ -9,32 +9,18 @@ from typing import Any
 
 import torch
 
-from examples.tiny.tasks import Problem, held_out_set
+from examples.tiny.tasks import held_out_set
 from examples.tiny.tokens import gemma_processor, llada2_tokenizer
 from examples.tiny.training import Encoder
 from tests.support import reference_gemma, reference_llada2
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2
 from tests.support.engine import Engine, greedy
-from tests.support.fidelity import Head, LayerError, layer_errors, recorded
+from tests.support.fidelity import Head, LayerError, recorded
+from tests.support.published import llada2_config
 from tests.support.reference import Rule
 
 # LLaDA2.0-mini's published widths, with two of its twenty layers: a dense one and one of experts.
-MINI_SLICE: dict[str, Any] = {
-    "vocab_size": 157184,
-    "hidden_size": 2048,
-    "intermediate_size": 5120,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "n_group": 8,
-    "topk_group": 4,
-    "rope_theta": 600000,
-    "mask_token_id": 156895,
-}
+MINI_SLICE = llada2_config("llada2-mini") | {"num_hidden_layers": 2, "dtype": "float32"}
 BLOCK = 32
 
 
@@ -43,9 +29,7 @@ class Subject:
     """A checkpoint, and what its float32 reference computes.
 
     Attributes:
-        path: the checkpoint.
-        prompts: token ids of the prompts.
-        answers: token ids that the reference answers to each.
+        answers: token ids that the reference answers to each of the `prompts`.
         margins: for each answer how close its closest decision was; None where the reference does
             not say.
         tokens: the tokens of one forward pass, whole blocks.
@@ -53,7 +37,6 @@ class Subject:
         head: the reference's head, with the norm before it.
         params: from the number of a prompt to its sampling parameters.
         options: options of the engine.
-        problems: what the prompts ask; empty where they ask nothing.
     """
 
     path: Path
@@ -65,14 +48,14 @@ class Subject:
     head: Head
     params: Callable[[int], Any]
     options: dict[str, Any] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
 
 
 def errors(subject: Subject, running: Engine) -> list[LayerError]:
     """The error of every layer of an engine that serves the subject."""
     with recorded(running.runner.model.model.layers) as passes:
         running.generate([subject.tokens], [subject.params(0)])
-    return layer_errors(passes[0], subject.layers, subject.head)
+    pairs = zip(passes[0], subject.layers, strict=True)
+    return [LayerError.of(ours, theirs, subject.head) for ours, theirs in pairs]
 
 
 def answers(subject: Subject, running: Engine) -> tuple[list[list[int]], list[list[int]]]:
@@ -89,17 +72,15 @@ def _random_tokens(count: int, vocabulary: int, seed: int = 0) -> list[int]:
     return torch.randint(12, vocabulary, (count,), generator=generator).tolist()
 
 
-def _asked(tokenizer: Any, per_task: int) -> tuple[list[Problem], list[list[int]]]:
-    """Problems of all tasks, and their prompts."""
-    encoder, problems = Encoder(tokenizer), held_out_set(per_task)
-    return problems, [encoder(problem).prompt for problem in problems]
+def _asked(tokenizer: Any, per_task: int) -> list[list[int]]:
+    encoder = Encoder(tokenizer)
+    return [encoder(problem).prompt for problem in held_out_set(per_task)]
 
 
 def tiny_llada2(per_task: int) -> Subject:
-    """The trained checkpoint of this repository."""
     tokenizer = llada2_tokenizer()
     reference = reference_llada2.Reference.load(TINY_LLADA2, BLOCK, tokenizer.mask_token_id)
-    problems, prompts = _asked(tokenizer, per_task)
+    prompts = _asked(tokenizer, per_task)
     tokens = _random_tokens(2 * BLOCK, 250)
     with torch.no_grad():
         rule, ends = Rule(threshold=0.9), (tokenizer.eos_token_id,)
@@ -114,14 +95,13 @@ def tiny_llada2(per_task: int) -> Subject:
         layers,
         reference.head,
         lambda _: greedy(64, diffusion_threshold=0.9),
-        problems=problems,
     )
 
 
 def mini_slice(path: Path, prompts: int = 10) -> Subject:
     """Two layers of LLaDA2.0-mini at its published widths with random weights, written to `path`.
 
-    Every answer is what is left of a block behind 24 prompt tokens, decided one token at a time.
+    An answer is the rest of a block after 24 prompt tokens, decided one token at a time.
     """
     config = reference_llada2.random_checkpoint(path, 0, **MINI_SLICE)
     mask, left = config["mask_token_id"], 8
@@ -155,7 +135,7 @@ def tiny_gemma(per_task: int) -> Subject:
     model = reference.model
     encoder = model.model.encoder
     cap = model.config.text_config.final_logit_softcapping
-    problems, prompts = _asked(gemma_processor().tokenizer, per_task)
+    prompts = _asked(gemma_processor().tokenizer, per_task)
     tokens = _random_tokens(2 * reference.canvas, 250)
     with torch.no_grad():
         with recorded(encoder.language_model.layers) as passes:
@@ -180,5 +160,4 @@ def tiny_gemma(per_task: int) -> Subject:
             temperature=0, seed=n, max_tokens=reference.canvas, ignore_eos=True
         ),
         TEXT_ONLY_OPTIONS,
-        problems,
     )

@@ -13,10 +13,6 @@ FEW = re.compile(r"weight_shape$|\.attn\.\w+_(scale|zero_point)$")
 
 
 def model_bytes(model: torch.nn.Module) -> dict[str, int]:
-    """Bytes of the parameters and of the buffers of a model; each tensor once.
-
-    A few numbers of quantized models are left out: `FEW`.
-    """
     named = model.named_parameters()
     return {
         "parameters": sum(tensor.nbytes for name, tensor in named if not FEW.search(name)),
@@ -25,7 +21,6 @@ def model_bytes(model: torch.nn.Module) -> dict[str, int]:
 
 
 def tensor_bytes(held: Any) -> int:
-    """Bytes of all tensors that an object of this package holds; their memory counts once."""
     seen: set[int] = set()
     places: set[int] = set()
 

@@ -1,8 +1,7 @@
-"""What a worker holds, asked of each rank of a real engine.
+"""What each rank of an engine with `Recorder` as its `worker_extension_cls` holds.
 
-An engine that is started with `Recorder` as `worker_extension_cls` notes the bytes of its model
-when the checkpoint is loaded, and before layers are prepared for their kernels: a CPU build of
-vLLM keeps packed copies of some weights and drops the weights themselves.
+The bytes of the model are noted before layers are prepared for their kernels: a CPU build of vLLM
+keeps packed copies of some weights and drops the weights themselves.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ base_loader.process_weights_after_loading = _noting
 
 
 class Recorder:
-    """Methods that an engine's workers get."""
-
     model_runner: Any
 
     def held(self) -> dict[str, int]:

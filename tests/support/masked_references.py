@@ -7,10 +7,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from hypothesis import assume
 
+from tests.support.reference import SETTINGS, Rule, decided
+from vllm_dllm.decoding import Algorithm
+
 MASK, L = 99, 12
+WHOLE = ("steps", "sub_block_length")  # settings
 MARGIN = 1e-5  # of rules whose numbers are not exact
+
+
+def fresh_state(rule: Algorithm, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """The state of an algorithm before the first step of some canvases."""
+    return {
+        name: torch.full(
+            (rows, *([length] if spec.per_position else []), *spec.extra), spec.initial
+        ).to(spec.dtype)
+        for name, spec in rule.state.items()
+    }
 
 
 @dataclass
@@ -40,28 +55,19 @@ class Row:
             self.tokens[i], self.masked[i] = self.x[i], False
 
 
-def low_confidence(row: Row) -> None:
-    row.reveal(
-        [i for i in row.open if row.p[i] > row.settings["threshold"]] or row.surest(row.open)
-    )
+def as_in_engines(name: str) -> Callable[[Row], None]:
+    """A rule that engines are compared with, too."""
+
+    def decide(row: Row) -> None:
+        given = {key: row.settings[key] for key in SETTINGS[name] if key in row.settings}
+        settings = {key: int(value) if key in WHOLE else value for key, value in given.items()}
+        if row.open:
+            row.reveal(decided(Rule(name, **settings), row.step, L, row.open, row.p, row.h)[0])
+
+    return decide
 
 
-def confidence_threshold(row: Row) -> None:
-    sure = [i for i in row.open if row.p[i] >= row.settings["threshold"]]
-    row.reveal(sure + row.surest(row.open))
-
-
-def even(row: Row) -> int:
-    left = max(1, int(row.settings["steps"]) - row.step)
-    return math.ceil(len(row.open) / left)
-
-
-def low_confidence_even(row: Row) -> None:
-    row.reveal(sorted(row.open, key=lambda i: (-row.p[i], i))[: even(row)])
-
-
-def leftmost(row: Row) -> None:
-    row.reveal(row.open[: even(row)])
+LOW_CONFIDENCE = as_in_engines("LowConfidence")
 
 
 def hierarchical(row: Row) -> None:
@@ -95,47 +101,6 @@ def frechet_profile(row: Row) -> None:
     row.reveal(chosen)
 
 
-def quota(row: Row) -> int:
-    steps = int(row.settings["steps"])
-    return L // steps + (row.step < L % steps)
-
-
-def share(row: Row) -> list[int]:
-    return sorted(row.open, key=lambda i: (-row.p[i], i))[: quota(row)] or row.surest(row.open)
-
-
-def low_confidence_dynamic(row: Row) -> None:
-    sure = [i for i in row.open if row.p[i] > row.settings["threshold"]]
-    if len(sure) >= quota(row):
-        row.reveal(sure or row.surest(row.open))
-    else:
-        row.reveal(share(row))
-
-
-def low_confidence_static(row: Row) -> None:
-    row.reveal(share(row))
-
-
-def sequential(row: Row) -> None:
-    row.reveal([i for i in row.open if i < row.open[0] + max(1, quota(row))])
-
-
-def sub_blocks(row: Row) -> None:
-    size = int(row.settings["sub_block_length"])
-    part = [i for i in row.open if i // size == row.open[0] // size]
-    sure = [i for i in part if row.p[i] > row.settings["threshold"]]
-    row.reveal(sure or row.surest(part))
-
-
-def entropy_bounded(row: Row) -> None:
-    total, chosen = 0.0, []
-    for i in sorted(row.open, key=lambda i: (row.h[i], i)):
-        total += row.h[i]
-        if not chosen or total < row.settings["entropy_bound"]:
-            chosen.append(i)
-    row.reveal(chosen)
-
-
 def joint_threshold(row: Row) -> None:
     complete = not row.open
     spent = row.state["post_edit_steps"] + complete
@@ -146,7 +111,7 @@ def joint_threshold(row: Row) -> None:
         for i in range(L)
         if not row.masked[i] and not row.fixed[i] and row.p[i] > row.settings["edit_threshold"]
     ]
-    low_confidence(row)
+    LOW_CONFIDENCE(row)
     row.reveal(edits)
 
 
@@ -174,24 +139,16 @@ def credit(row: Row) -> None:
     row.p = sure
     values = sorted([row.settings["threshold"], *(sure[i] for i in row.open)])
     assume(all(b - a > MARGIN for a, b in itertools.pairwise(values)))
-    low_confidence(row)
+    LOW_CONFIDENCE(row)
 
 
 REFERENCES: dict[str, Callable[[Row], None]] = {
-    "LowConfidence": low_confidence,
-    "FixedSteps": low_confidence_even,
-    "LowConfidenceEven": low_confidence_even,
-    "Leftmost": leftmost,
-    "ConfidenceThreshold": confidence_threshold,
-    "LinearSpec": confidence_threshold,  # drafts by the same rule, with another threshold
+    **{name: as_in_engines(name) for name in SETTINGS},
+    "FixedSteps": as_in_engines("LowConfidenceEven"),
+    "LinearSpec": as_in_engines("ConfidenceThreshold"),  # drafts by it with another threshold
     "FrechetProfile": frechet_profile,
     "Hierarchical": hierarchical,
     "EntropyBound": entropy_bound,
     "JointThreshold": joint_threshold,
     "Credit": credit,
-    "LowConfidenceDynamic": low_confidence_dynamic,
-    "LowConfidenceStatic": low_confidence_static,
-    "Sequential": sequential,
-    "EntropyBounded": entropy_bounded,
-    "SubBlocks": sub_blocks,
 }

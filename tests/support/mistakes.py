@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2, TINY_SDAR
@@ -15,10 +14,9 @@ MOST_CHARACTERS = 500
 
 
 class Mistake(NamedTuple):
-    """A mistake, and the parts of a readable answer to it.
+    """A mistake, for which families it is tried, and the parts of a readable answer to it.
 
     Attributes:
-        families: for which families it is tried.
         typed: at start-up the options of an engine; in a request the fields of its body.
         named: how the answer calls what was typed wrongly.
         remedy: what the answer says to do; or what is right, where that says it.
@@ -33,20 +31,12 @@ class Mistake(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What pytest calls it."""
         return str(self.typed)[:60]
 
 
 def dllm(**settings: Any) -> dict[str, Any]:
-    """The engine's option with these settings of ours."""
     return {"additional_config": {"dllm": settings}}
 
 
 def xargs(**options: Any) -> dict[str, Any]:
-    """The field of a request with these options of ours."""
     return {"vllm_xargs": {f"diffusion_{name}": value for name, value in options.items()}}
-
-
-def model_of(family: str) -> Path:
-    """The tiny checkpoint of a family."""
-    return MODELS[family]

@@ -31,99 +31,72 @@ def image(*urls: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-# Names and places of options.
-NAMES = [
-    Mistake(EVERY, xargs(max_step=4), "'diffusion_max_step'", "did you mean 'diffusion_max_steps'"),
-    Mistake(MASKED, xargs(treshold=0.9), "'diffusion_treshold'", "'diffusion_threshold'"),
-    Mistake(
+# What ``vllm_xargs`` has without the prefix, how the answer calls it, and the remedy. All other
+# options and values are those of `tests/settings`, which come to the user by the same way.
+OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
+    (EVERY, {"max_step": 4}, "'diffusion_max_step'", "did you mean 'diffusion_max_steps'"),
+    (EVERY, {"execution": "sync"}, "diffusion_execution", "dllm.execution"),
+    (MASKED, {"algorithm": "lowconfidens"}, "'lowconfidens'", "'LowConfidence'"),
+    (GEMMA, {"algorithm": "FixedStep"}, "'FixedStep'; FixedSteps does not fit", "choose"),
+    # The option's is the lesser reason.
+    (
         GEMMA,
-        xargs(stability_treshold=1),
-        "'diffusion_stability_treshold'",
-        "did you mean 'diffusion_stability_threshold'",
+        {"algorithm": "FixedSteps", "steps": 8},
+        "FixedSteps does not fit this model",
+        "choose",
     ),
+    (
+        GEMMA,
+        {"threshold": 0.9},
+        "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
+        "remove it, because it belongs to ConfidenceThreshold, Credit, FrechetProfile",
+    ),
+    (GEMMA, {"treshold": 0.9}, "'diffusion_treshold': diffusion_threshold", "remove it"),
+    (
+        ("LLaDA2",),
+        {"low": 0.5},
+        "diffusion_low is not a setting of LowConfidence, which has diffusion_threshold",
+        "remove it, or set diffusion_algorithm to Hierarchical",
+    ),
+    (
+        MASKED,
+        {"t_max": 0.5},
+        "diffusion_t_max is not a setting of LowConfidence",
+        "it belongs to EntropyBound, for models that denoise random tokens (DiffusionGemma)",
+    ),
+    (MASKED, {"seed_canvas": [5]}, "diffusion_seed_canvas is for models that", "remove it"),
+    (
+        MASKED,
+        {"algorithm": "JointThreshold", "stream_prefix": 1},
+        "diffusion_stream_prefix: JointThreshold",
+        "remove it, or choose another diffusion_algorithm",
+    ),
+    (GEMMA, {"stream_prefix": 1}, "diffusion_stream_prefix", "decided; remove it"),
+    (
+        MASKED,
+        {"algorithm": "JointThreshold", "max_post_edit_steps": 60000},
+        "diffusion_max_post_edit_steps must be at most",
+        "dllm.request_step_limit sets another limit",
+    ),
+    (GEMMA, {"t_min": 0.9, "t_max": 0.1}, "diffusion_t_max", "above diffusion_t_min=0.9"),
+    (GEMMA, {"canvas_length": 99}, "diffusion_canvas_length", "no larger than the served"),
+    (GEMMA, {"seed_canvas": [5]}, "diffusion_seed_canvas", "must hold exactly 32 ids"),
+    (EVERY, {"pinned": [0]}, "diffusion_pinned", "needs a diffusion_seed_canvas"),
+    (EVERY, {"constraint_depth": 99}, "diffusion_constraint_depth is for requests", "remove it"),
+]
+# Fields of the body.
+FIELDS = [
     Mistake(EVERY, {"diffusion_max_steps": 4}, "diffusion_max_steps", "belongs in vllm_xargs"),
     Mistake(EVERY, {"threshold": 0.9}, "threshold is not read", '"diffusion_threshold": ...'),
     Mistake(EVERY, {"vllm_xargs": {"threshold": 0.9}}, "'threshold'", "'diffusion_threshold'"),
     Mistake(EVERY, {"extra_body": xargs(max_steps=4)}, "extra_body", "into the request itself"),
     Mistake(EVERY, {"extra_args": {"diffusion_x": 1}}, "extra_args", '{"vllm_xargs": {...}}'),
     Mistake(EVERY, {"dllm": {"threshold": 0.9}}, "dllm", '{"vllm_xargs":'),
-    Mistake(EVERY, xargs(execution="sync"), "diffusion_execution", "dllm.execution"),
-]
-# Algorithms, and settings that belong to others.
-ALGORITHMS = [
-    Mistake(MASKED, xargs(algorithm="lowconfidens"), "'lowconfidens'", "'LowConfidence'"),
-    Mistake(GEMMA, xargs(algorithm="FixedStep"), "'FixedStep'; FixedSteps does not fit", "choose"),
-    Mistake(
-        EVERY, xargs(algorithm="os:system"), "'os:system'", "diffusion_algorithm must be a registe"
-    ),
-    Mistake(EVERY, xargs(algorithm=3), "got 3", "diffusion_algorithm must be a registered name"),
-    Mistake(
-        GEMMA,
-        xargs(algorithm="FixedSteps", steps=8),  # the option's is the lesser reason
-        "diffusion_algorithm: FixedSteps does not fit this model",
-        "masked models; choose EntropyBound",
-    ),
-    Mistake(
-        GEMMA,
-        xargs(threshold=0.9),
-        "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
-        "remove it, because it belongs to ConfidenceThreshold, Credit, FrechetProfile",
-    ),
-    Mistake(GEMMA, xargs(treshold=0.9), "'diffusion_treshold': diffusion_threshold", "remove it"),
-    Mistake(
-        ("LLaDA2",),
-        xargs(low=0.5),
-        "diffusion_low is not a setting of LowConfidence, which has diffusion_threshold",
-        "remove it, or set diffusion_algorithm to Hierarchical",
-    ),
-    Mistake(
-        ("SDAR",),
-        xargs(low=0.5),
-        "diffusion_low is not a setting of LowConfidenceDynamic, which has diffusion_steps",
-        "remove it, or set diffusion_algorithm to Hierarchical",
-    ),
-    Mistake(
-        MASKED,
-        xargs(t_max=0.5),
-        "diffusion_t_max is not a setting of LowConfidence",
-        "it belongs to EntropyBound, for models that denoise random tokens (DiffusionGemma)",
-    ),
-    Mistake(
-        MASKED, xargs(seed_canvas=[5]), "diffusion_seed_canvas is for models that", "remove it"
-    ),
     Mistake(
         MASKED,
         xargs(algorithm="Credit") | {"temperature": 0.7},
         "temperature=0.7 is not supported by Credit",
         "set it to 0",
-    ),
-    Mistake(
-        MASKED,
-        xargs(algorithm="JointThreshold", stream_prefix=1),
-        "diffusion_stream_prefix: JointThreshold",
-        "remove it, or choose another diffusion_algorithm",
-    ),
-    Mistake(GEMMA, xargs(stream_prefix=1), "diffusion_stream_prefix", "decided; remove it"),
-    Mistake(
-        MASKED,
-        xargs(algorithm="JointThreshold", max_post_edit_steps=60000),
-        "diffusion_max_post_edit_steps must be at most",
-        "dllm.request_step_limit sets another limit",
-    ),
-]
-# Values and their kinds.
-VALUES = [
-    Mistake(EVERY, xargs(max_steps="8"), "diffusion_max_steps", "must be a whole number, got '8'"),
-    Mistake(EVERY, xargs(max_steps=0), "diffusion_max_steps", "must be at least 1"),
-    Mistake(MASKED, xargs(threshold=-1), "diffusion_threshold", "at least 0"),
-    Mistake(MASKED, xargs(threshold=[0.9]), "diffusion_threshold", "must be a number"),
-    Mistake(GEMMA, xargs(entropy_bound=0), "diffusion_entropy_bound", "above 0"),
-    Mistake(GEMMA, xargs(t_min=0.9, t_max=0.1), "diffusion_t_max", "above diffusion_t_min=0.9"),
-    Mistake(GEMMA, xargs(canvas_length=99), "diffusion_canvas_length", "no larger than the served"),
-    Mistake(GEMMA, xargs(seed_canvas=[5]), "diffusion_seed_canvas", "must hold exactly 32 ids"),
-    Mistake(EVERY, xargs(pinned=[0]), "diffusion_pinned", "needs a diffusion_seed_canvas"),
-    Mistake(
-        EVERY, xargs(constraint_depth=99), "diffusion_constraint_depth is for requests", "remove it"
     ),
     Mistake(
         EVERY,
@@ -132,9 +105,7 @@ VALUES = [
         "must be at most 2**63 - 1",
     ),
     Mistake(EVERY, {"structured_outputs": {"regex": "(a"}}, "structured_outputs", "missing )"),
-]
-# What diffusion models do not do.
-UNSUPPORTED = [
+    # What diffusion models do not do.
     Mistake(EVERY, {"use_beam_search": True}, "use_beam_search", "remove it, and ask for several"),
     Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
     Mistake(EVERY, {"echo": True, "logprobs": 1}, "echo with logprobs is not", "remove it"),
@@ -146,13 +117,13 @@ CHATS = [
     Mistake(EVERY, {"prompt_logprobs": 1}, "prompt_logprobs is not supported", "remove it"),
     Mistake(EVERY, {"response_format": BAD_FORMAT}, "response_format: ", "missing )"),
 ]
-COMPLETIONS = [*NAMES, *ALGORITHMS, *VALUES, *UNSUPPORTED]
+COMPLETIONS = [*(Mistake(of, xargs(**asked), *said) for of, asked, *said in OPTIONS), *FIELDS]
 
 
 def assert_mistakes_are_refused(server: Server, family: str) -> None:
-    """Post all of a family: readable refusals. The server lives on, and its log has no traceback.
+    """Post all of a family: readable refusals. The server lives on, and its log has no traceback,
 
-    But for those that vLLM's handlers write for a stream that is refused.
+    but for those that vLLM's handlers write for a stream that is refused.
     """
     before = server.log.stat().st_size
     for path, rest, mistakes in (
@@ -169,10 +140,7 @@ def assert_mistakes_are_refused(server: Server, family: str) -> None:
 
 
 def _assert_readable(server: Server, path: str, rest: dict[str, Any], mistake: Mistake) -> None:
-    """A stream is refused in the same words, before it begins.
-
-    Not so for what vLLM refuses in every stream.
-    """
+    """A stream is refused in the same words, before it begins, but for what vLLM refuses in all."""
     body, heard = rest | mistake.typed, set()
     never_streamed = {"use_beam_search", "prompt_logprobs"} & body.keys()
     for streamed in [False] if never_streamed else [False, True]:

@@ -15,11 +15,7 @@ from tests.support.engine import Engine
 from vllm_dllm.decoding import get_algorithm
 from vllm_dllm.decoding.names import algorithm_names
 
-TRACED = {
-    "diffusion_trace": True,
-    "diffusion_return_step_maps": True,
-    "diffusion_replay": True,
-}
+TRACED = dict.fromkeys(("diffusion_trace", "diffusion_return_step_maps", "diffusion_replay"), True)
 FAMILIES: dict[str, tuple[Path, int, Any, str]] = {
     "llada2": (TINY_LLADA2, 32, llada2_tokenizer, "mask"),
     "sdar": (TINY_SDAR, 4, sdar_tokenizer, "mask"),
@@ -28,7 +24,6 @@ FAMILIES: dict[str, tuple[Path, int, Any, str]] = {
 
 
 def mixed(family: str, count: int, seed: int = 1) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Prompts and parameters without tracing."""
     _, _, tokenizer, corruption = FAMILIES[family]
     encoder, chance = Encoder(tokenizer()), random.Random(seed)
     problems = held_out_set(4)

@@ -36,7 +36,6 @@ class Case:
     output: list[int]
     finish_reason: str
     blocks: list[dict[str, Any]]
-    stats: dict[str, Any]
     robust: bool
 
 
@@ -54,7 +53,6 @@ class Checkpoint:
 
 @functools.cache
 def checkpoint(name: str) -> Checkpoint:
-    """Load a golden checkpoint's records; skip the test where they are absent."""
     path = ORACLE / name
     if not (path / "golden.json").exists():
         pytest.skip(f"golden vectors absent: ../shared/oracle/{name} is not beside the project")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 FAILS = "def register():\n    raise RuntimeError('boom')\n"
-FAILS_ON_IMPORT = "import a_module_that_does_not_exist\n"
 # What vllm-project/dllm-plugin does: it registers a class of its own for LLaDA2, unless there is
 # one, and lets LLaDA2's configurations ask for attention that is not causal.
 OTHER_DLLM = """
@@ -29,11 +28,7 @@ def register():
 def distribution(place: Path, name: str, plugin: str, source: str) -> str:
     """Write an installed distribution; returns the folder, for PYTHONPATH.
 
-    Args:
-        place: the folder, which is made.
-        name: the distribution's name.
-        plugin: the name of its plugin in the group ``vllm.general_plugins``.
-        source: of its module, whose function ``register`` is the plugin.
+    `plugin` is its name in the group ``vllm.general_plugins``; `source` has its ``register``.
     """
     module = name.replace("-", "_")
     information = place / f"{module}-1.0.dist-info"

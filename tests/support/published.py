@@ -1,24 +1,15 @@
-"""Published checkpoints: configuration and every tensor of their indexes, quantized or not.
+"""Published checkpoints: configuration and every tensor of their indexes.
 
-LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of
-DiffusionGemma, SDAR, Stable-DiffCoder and Fast-dLLM v2 come from transformers' own classes, with
-the sizes of published models; SDAR's are those of Qwen3, Stable-DiffCoder's those of Llama, and
-Fast-dLLM v2's those of Qwen2.
+LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of the
+others come from transformers' own classes, with the sizes of published models: SDAR's from Qwen3,
+Stable-DiffCoder's from Llama, Fast-dLLM v2's from Qwen2, and Nemotron's from Ministral 3.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.compressors.base import BaseCompressor
-
-from examples.quantize.files import FAMILIES, scheme_named, write_config
-from tests.support.checkpoints import TINY_GEMMA
-from vllm_dllm.checkpoints.stored import Stored
 
 LLADA2 = {
     "llada2-mini": (20, 2048, 5120, 512, 16),
@@ -27,58 +18,40 @@ LLADA2 = {
 }
 # What LLaDA2.2's configuration has beside that of LLaDA2.1.
 LLADA22 = {
-    "rope_theta": 3000000,
-    "max_position_embeddings": 131072,
-    "use_qk_norm": True,
-    "block_size": 32,
-    "expert_capacity": 48,
-    "delete_token_id": 156930,
-    "split_token_id": 156931,
-}
-GEMMA = "diffusion-gemma-26b-a4b"
+    "rope_theta": 3000000, "max_position_embeddings": 131072, "use_qk_norm": True,
+    "block_size": 32, "expert_capacity": 48, "delete_token_id": 156930, "split_token_id": 156931,
+}  # fmt: skip
 GEMMA_TEXT = {
-    "vocab_size": 262144,
-    "hidden_size": 2816,
-    "intermediate_size": 2112,
-    "moe_intermediate_size": 704,
-    "num_hidden_layers": 30,
+    "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112,
+    "moe_intermediate_size": 704, "num_hidden_layers": 30,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": 2,
-    "num_experts": 128,
-    "top_k_experts": 8,
-    "sliding_window": 1024,
-    "tie_word_embeddings": True,
-    "final_logit_softcapping": 30.0,
-    "use_bidirectional_attention": "vision",
-    "max_position_embeddings": 262144,
-}
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+    "num_global_key_value_heads": 2, "num_experts": 128, "top_k_experts": 8,
+    "sliding_window": 1024, "tie_word_embeddings": True, "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision", "max_position_embeddings": 262144,
+}  # fmt: skip
 GEMMA_VISION = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 72,
-    "standardize": True,
-}
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72, "standardize": True,
+}  # fmt: skip
 # Hidden size, layers, heads, heads of keys and values, width of a dense MLP; then of experts.
 SDAR: dict[str, tuple[int, ...]] = {
     "sdar-1.7b-chat": (2048, 28, 16, 8, 6144),
     "sdar-30b-a3b-chat": (2048, 48, 32, 4, 6144, 768, 128, 8),
 }
-DIFFCODER = "stable-diffcoder-8b"
 # Hidden size, layers, width of an MLP, base of the rotary embedding.
 NEMOTRON: dict[str, tuple[int, int, int, float]] = {
     "nemotron-labs-diffusion-3b": (3072, 26, 9216, 1e6),
     "nemotron-labs-diffusion-14b": (5120, 40, 16384, 1e9),
 }
-FAST_DLLM = "fast-dllm-v2-7b"
 EXPERTS, KEY_VALUE_HEADS, HEAD_DIM, VOCABULARY = 256, 4, 128, 157184
 
+# What several of the configurations state.
+COMMON: dict[str, Any] = {
+    "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6, "rope_scaling": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -87,41 +60,20 @@ def llada2_config(which: str) -> dict[str, Any]:
     own = LLADA22 if which.startswith("llada2.2") else {}
     return {
         "architectures": ["LLaDA2MoeModelLM"],
-        "model_type": "llada2_moe",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": size,
-        "moe_intermediate_size": expert,
-        "num_attention_heads": heads,
-        "num_key_value_heads": KEY_VALUE_HEADS,
-        "head_dim": HEAD_DIM,
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": 8,
-        "num_shared_experts": 1,
-        "n_group": 8,
-        "topk_group": 4,
-        "vocab_size": VOCABULARY,
-        "first_k_dense_replace": 1,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 600000,
-        "partial_rotary_factor": 0.5,
-        "rotary_dim": 64,
-        "hidden_act": "silu",
-        "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True,
-        "score_function": "sigmoid",
-        "router_dtype": "fp32",
-        "moe_router_enable_expert_bias": True,
-        "norm_head": False,
-        "tie_word_embeddings": False,
-        "use_bias": False,
-        "use_qkv_bias": False,
-        "use_rmsnorm": True,
-        "max_position_embeddings": 32768,
-        "dtype": "bfloat16",
+        "model_type": "llada2_moe", "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": size, "moe_intermediate_size": expert, "num_attention_heads": heads,
+        "num_key_value_heads": KEY_VALUE_HEADS, "head_dim": HEAD_DIM, "num_experts": EXPERTS,
+        "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8, "topk_group": 4,
+        "vocab_size": VOCABULARY, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6,
+        "rope_theta": 600000, "partial_rotary_factor": 0.5, "rotary_dim": 64,
+        "hidden_act": "silu", "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+        "score_function": "sigmoid", "router_dtype": "fp32",
+        "moe_router_enable_expert_bias": True, "norm_head": False, "tie_word_embeddings": False,
+        "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True,
+        "max_position_embeddings": 32768, "dtype": "bfloat16",
         "mask_token_id": 156895,  # else asked of the tokenizer, of which there is none here
         **own,
-    }
+    }  # fmt: skip
 
 
 def llada2_tensors(which: str) -> Shapes:
@@ -178,42 +130,19 @@ def gemma_tensors() -> Shapes:
 def sdar_config(which: str) -> dict[str, Any]:
     """``config.json``, which states neither the block length nor the mask."""
     hidden, layers, heads, key_value_heads, size, *moe = SDAR[which]
-    config: dict[str, Any] = {
+    config: dict[str, Any] = COMMON | {
         "architectures": ["SDARMoeForCausalLM" if moe else "SDARForCausalLM"],
         "model_type": "sdar_moe" if moe else "sdar",
         "auto_map": {"AutoModelForCausalLM": "modeling_sdar.SDARForCausalLM"},
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "attn_implementation": "flex_attention",
-        "bos_token_id": 151643,
-        "debug": False,
-        "eos_token_id": 151643,
-        "ep_size": 1,
-        "fuse_cross_entropy": True,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": size,
-        "max_position_embeddings": 32768,
-        "max_window_layers": layers,
-        "micro_forward": False,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": key_value_heads,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 1000000,
-        "skip_checkpoint": False,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "transformers_version": "4.52.4",
-        "use_cache": True,
-        "use_deepep": False,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
-    }
+        "attention_bias": False, "attn_implementation": "flex_attention", "bos_token_id": 151643,
+        "debug": False, "eos_token_id": 151643, "ep_size": 1, "fuse_cross_entropy": True,
+        "head_dim": 128, "hidden_size": hidden, "intermediate_size": size,
+        "max_position_embeddings": 32768, "max_window_layers": layers, "micro_forward": False,
+        "num_attention_heads": heads, "num_hidden_layers": layers,
+        "num_key_value_heads": key_value_heads, "rope_theta": 1000000, "skip_checkpoint": False,
+        "sliding_window": None, "transformers_version": "4.52.4", "use_deepep": False,
+        "use_sliding_window": False, "vocab_size": 151936,
+    }  # fmt: skip
     if moe:
         config |= dict(
             zip(("moe_intermediate_size", "num_experts", "num_experts_per_tok"), moe, strict=True)
@@ -223,21 +152,12 @@ def sdar_config(which: str) -> dict[str, Any]:
     return config
 
 
-def named_by_transformers(kind: str, stated: dict[str, Any], *own: str) -> Shapes:
-    """The tensors of a model of transformers.
-
-    Args:
-        kind: of the model, as its classes are called.
-        stated: a ``config.json``.
-        own: fields of it that transformers' class does not have.
-    """
+def named_by_transformers(kind: str, stated: dict[str, Any]) -> Shapes:
+    """The tensors of a model of transformers; `kind` is how its classes are called."""
     import transformers
 
-    fields = {
-        name: value
-        for name, value in stated.items()
-        if name not in ("architectures", "model_type", "auto_map", *own)
-    }
+    left_out = ("architectures", "model_type", "auto_map", "attn_implementation")
+    fields = {name: value for name, value in stated.items() if name not in left_out}
     config = getattr(transformers, f"{kind}Config")(**fields)
     with torch.device("meta"):
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
@@ -248,217 +168,63 @@ def sdar_tensors(which: str) -> Shapes:
     """Those of Qwen3, of which SDAR is one; an expert has matrices of its own."""
     stated = sdar_config(which)
     kind = "Qwen3Moe" if "num_experts" in stated else "Qwen3"
-    return one_by_one(named_by_transformers(kind, stated, "attn_implementation"))
+    return one_by_one(named_by_transformers(kind, stated))
 
 
 def diffcoder_config() -> dict[str, Any]:
     """``config.json`` of Stable-DiffCoder-8B, which states neither block length nor mask."""
-    return {
+    return COMMON | {
         "architectures": ["StableDiffcoderForCausalLM"],
         "model_type": "llama",
         "auto_map": {"AutoModelForCausalLM": "modeling_stable_diffcoder.X"},
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 8192,
-        "mlp_bias": False,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 500000,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "vocab_size": 155136,
-    }
+        "attention_bias": False, "bos_token_id": 0, "eos_token_id": 2, "head_dim": 128,
+        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192,
+        "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "pretraining_tp": 1, "rope_theta": 500000, "vocab_size": 155136,
+    }  # fmt: skip
 
 
 def nemotron_config(which: str) -> dict[str, Any]:
     hidden, layers, width, theta = NEMOTRON[which]
+    rope = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
+        "rope_theta": theta, "rope_type": "yarn",
+    }  # fmt: skip
     return {
-        "architectures": ["NemotronLabsDiffusionModel"],
-        "model_type": "nemotron_labs_diffusion",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "attn_implementation": "sdpa",
-        "block_size": 32,
-        "bos_token_id": 1,
-        "dlm_loss_weight": None,
-        "dlm_paradigm": "bidirectional",
-        "dp_varying_mask_ratio": False,
-        "eos_token_id": 2,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": width,
-        "mask_token_id": 100,
-        "max_position_embeddings": 262144,
-        "mlp_bias": False,
-        "num_attention_heads": 32,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 16.0,
-            "llama_4_scaling_beta": 0.1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 16384,
-            "rope_theta": theta,
-            "rope_type": "yarn",
-        },
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "vocab_size": 131072,
-    }
+        "architectures": ["NemotronLabsDiffusionModel"], "model_type": "nemotron_labs_diffusion",
+        "attention_bias": False, "attention_dropout": 0.0, "attn_implementation": "sdpa",
+        "block_size": 32, "bos_token_id": 1, "dlm_loss_weight": None,
+        "dlm_paradigm": "bidirectional", "dp_varying_mask_ratio": False, "eos_token_id": 2,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": hidden, "intermediate_size": width,
+        "mask_token_id": 100, "max_position_embeddings": 262144, "mlp_bias": False,
+        "num_attention_heads": 32, "num_hidden_layers": layers, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "rope_parameters": rope, "sliding_window": None,
+        "tie_word_embeddings": False, "vocab_size": 131072,
+    }  # fmt: skip
 
 
 def nemotron_tensors(which: str) -> Shapes:
     """Those of Ministral 3, under the authors' names."""
-    hidden, layers, width, _ = NEMOTRON[which]
-    shapes: Shapes = {
-        "encoder.embed_tokens.weight": (131072, hidden),
-        "encoder.norm.weight": (hidden,),
-        "diffusion_head.weight": (131072, hidden),
+    return {
+        name.replace("model.", "encoder.", 1).replace("lm_head.", "diffusion_head."): shape
+        for name, shape in named_by_transformers("Ministral3", nemotron_config(which)).items()
     }
-    for n in range(layers):
-        layer = f"encoder.layers.{n}"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
-        for name, rows in (("q", 32 * 128), ("k", 8 * 128), ("v", 8 * 128)):
-            shapes[f"{layer}.self_attn.{name}_proj.weight"] = (rows, hidden)
-        shapes[f"{layer}.self_attn.o_proj.weight"] = (hidden, 32 * 128)
-        for name in ("gate", "up"):
-            shapes[f"{layer}.mlp.{name}_proj.weight"] = (width, hidden)
-        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, width)
-    return shapes
 
 
 def fast_dllm_config() -> dict[str, Any]:
     """``config.json`` of the 7B, with the base of RoPE of the model that it was trained from."""
-    return {
+    return COMMON | {
         "architectures": ["Fast_dLLM_QwenForCausalLM"],
         "model_type": "Fast_dLLM_Qwen",
-        "auto_map": {"AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM"},
-        "attention_dropout": 0.0,
-        "bd_size": 32,
-        "bos_token_id": 151643,
-        "conplemenrary_mask": True,
-        "eos_token_id": 151645,
-        "hidden_act": "silu",
-        "hidden_size": 3584,
-        "initializer_range": 0.02,
-        "intermediate_size": 18944,
-        "layer_types": ["full_attention"] * 28,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 28,
-        "num_attention_heads": 28,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 4,
-        "pad_token_id": 151645,
-        "rms_norm_eps": 1e-6,
-        "rope_scaling": None,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "use_cache": True,
-        "use_sliding_window": False,
+        "auto_map": {"AutoModelForCausalLM": "modeling.Fast_dLLM_QwenForCausalLM"}, "bd_size": 32,
+        "bos_token_id": 151643, "conplemenrary_mask": True, "eos_token_id": 151645,
+        "hidden_size": 3584, "intermediate_size": 18944, "layer_types": ["full_attention"] * 28,
+        "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "pad_token_id": 151645,
+        "rope_theta": 1000000.0, "sliding_window": None, "use_sliding_window": False,
         "vocab_size": 152064,
-    }
-
-
-def config_of(which: str) -> dict[str, Any]:
-    """The configuration of a published masked model."""
-    if which in (DIFFCODER, FAST_DLLM):
-        return diffcoder_config() if which == DIFFCODER else fast_dllm_config()
-    if which in NEMOTRON:
-        return nemotron_config(which)
-    return sdar_config(which) if which in SDAR else llada2_config(which)
-
-
-def tensors_of(which: str) -> Shapes:
-    """The tensors of a published model, not quantized."""
-    if which == GEMMA:
-        return gemma_tensors()
-    if which == DIFFCODER:
-        return named_by_transformers("Llama", diffcoder_config())
-    if which == FAST_DLLM:
-        return named_by_transformers("Qwen2", fast_dllm_config(), "bd_size", "conplemenrary_mask")
-    if which in NEMOTRON:
-        return nemotron_tensors(which)
-    return sdar_tensors(which) if which in SDAR else llada2_tensors(which)
-
-
-def checkpoint(folder: Path, which: str, scheme: str | None) -> Path:
-    """A folder with everything but the tensors."""
-    plain, out = folder / "plain" / which, folder / which
-    if which == GEMMA:
-        shutil.copytree(TINY_GEMMA, plain)
-        config = json.loads(gemma_config().to_json_string(use_diff=False))
-        config["architectures"] = ["DiffusionGemmaForBlockDiffusion"]
-        config["dtype"] = "bfloat16"
-    else:
-        plain.mkdir(parents=True)
-        config = config_of(which)
-        if which in SDAR:
-            # Published nowhere; the tokenizer knows it, of which there is none here.
-            config["mask_token_id"] = 151669
-    (plain / "config.json").write_text(json.dumps(config))
-    if scheme is None:
-        return plain
-    out.mkdir()
-    write_config(plain, out, [scheme_named(scheme)], FAMILIES[config["model_type"]])
-    return out
-
-
-def index(path: Path, which: str, scheme: str | None) -> dict[str, Stored]:
-    """Every tensor of the published index, as the scheme's library stores it."""
-    plain = tensors_of(which)
-    if scheme is None:
-        return {name: Stored(shape) for name, shape in plain.items()}
-    chosen = scheme_named(scheme)
-    parts = BaseCompressor.get_value_from_registry(chosen.format).compression_param_names(chosen)
-    tensors: dict[str, Stored] = {}
-    for name, shape in one_by_one(plain).items():
-        if is_matrix(name, shape):
-            stored = stored_as(scheme, *shape)
-            assert set(stored) == set(parts), name
-            module = name.removesuffix(".weight")
-            tensors |= {f"{module}.{part}": one for part, one in stored.items()}
-        else:
-            tensors[name] = Stored(shape)
-    return tensors
-
-
-def stored_as(scheme: str, rows: int, size: int) -> dict[str, Stored]:
-    """The tensors of a matrix, as the library compressed-tensors writes them."""
-    if scheme == "w4a16":
-        return {
-            "weight_packed": Stored((rows, size // 8), frozenset({torch.int32})),
-            "weight_scale": Stored((rows, size // 128)),
-            "weight_shape": Stored((2,), frozenset({torch.int64})),
-        }
-    if scheme == "nvfp4":
-        return {
-            "weight_packed": Stored((rows, size // 2), frozenset({torch.uint8})),
-            "weight_scale": Stored((rows, size // 16), frozenset({torch.float8_e4m3fn})),
-            "weight_global_scale": Stored((1,)),
-            "input_global_scale": Stored((1,)),
-        }
-    dtype = {"fp8-dynamic": torch.float8_e4m3fn, "int8": torch.int8}[scheme]
-    return {"weight": Stored((rows, size), frozenset({dtype})), "weight_scale": Stored((rows, 1))}
+    }  # fmt: skip
 
 
 def one_by_one(shapes: Shapes) -> Shapes:
@@ -478,7 +244,6 @@ def one_by_one(shapes: Shapes) -> Shapes:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Projections of the language model's layers."""
     skipped = ("vision", "self_conditioning", "router", ".gate.weight")
     return (
         len(shape) == 2

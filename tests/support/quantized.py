@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = EXAMPLES / "tiny" / "checkpoints"
 # Made by examples/quantize from the tiny checkpoints; their calibration is what takes time.
 CALIBRATED = EXAMPLES / "quantize" / "checkpoints"
-FAMILIES = {"llada2": "tiny-llada2", "gemma": "tiny-diffusiongemma"}
+FAMILIES = {"llada2": "tiny-llada2", "gemma": "tiny-diffusiongemma", "sdar": "tiny-sdar"}
 GROUP = 32  # of INT4; the tiny experts' rows are 64 long
 # A layer each; the others stay as they are. Layer 2 belongs to the second by the alphabet, and to
 # the first by the order in the file.
@@ -36,11 +36,10 @@ def quantized(folder: Path, family: str, schemes: Mapping[str, str]) -> Path:
     quantize_checkpoint(
         TINY / FAMILIES[family],
         out,
-        [scheme_named(name, _group(name), target) for name, target in schemes.items()],
+        [
+            scheme_named(name, GROUP if name == "w4a16" else None, target)
+            for name, target in schemes.items()
+        ],
         input_scales(family) if "nvfp4" in schemes else None,
     )
     return out
-
-
-def _group(scheme: str) -> int | None:
-    return GROUP if scheme == "w4a16" else None

@@ -25,7 +25,6 @@ SIZES: dict[str, Any] = {
 
 
 def spread(model: Any, tied_gain: float = 0.5) -> Any:
-    """Draw every matrix of a model, in float32."""
     model.float()
     tied, generator = model.config.tie_word_embeddings, torch.Generator().manual_seed(7)
     for name, weight in model.named_parameters():
@@ -41,10 +40,9 @@ def spread(model: Any, tied_gain: float = 0.5) -> Any:
 
 
 def state(path: Path, **changes: Any) -> None:
-    """Change fields of a written configuration; None takes one out."""
+    """Change fields of a written configuration."""
     file = path / "config.json"
-    stated = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: it for name, it in stated.items() if it is not None}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def write_tokenizer(path: Path, end: int, masks: dict[int, str] | None = None) -> None:

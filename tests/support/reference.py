@@ -6,11 +6,14 @@ gives the logits, what a position sees, and where canvases begin.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import transformers
 
 # Decisions closer than this may legitimately fall differently in another order of summation.
 MARGIN = 3e-5
@@ -49,7 +52,6 @@ class Rule:
     tenths: int = 1
 
     def options(self) -> dict[str, Any]:
-        """The same as options of a request."""
         given = {name: getattr(self, name) for name in SETTINGS[self.name]}
         settings = {
             f"diffusion_{name}": value for name, value in given.items() if value is not None
@@ -72,8 +74,7 @@ class Answer:
         tokens: the output, the stop token included.
         decided: how many positions each step decided.
         boundaries: which tokens are boundary tokens of a shifted model, as indexes.
-        margin: the smallest distance of any decision from going the other way, as a probability,
-            a logit or an entropy.
+        margin: how close the closest decision was (a probability, a logit or an entropy).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -82,7 +83,6 @@ class Answer:
     margin: float = float("inf")
 
     def closer(self, *margins: float) -> None:
-        """Some decisions were as close as this."""
         self.margin = min(self.margin, *margins)
 
 
@@ -169,7 +169,6 @@ class Reference:
         return canvas
 
     def _boundary(self, tokens: list[int], answer: Answer) -> int:
-        """The likeliest token after whole blocks."""
         row = self.logits(tokens)[-1]
         row[self.mask] = -torch.inf
         top = row.topk(2)
@@ -195,7 +194,7 @@ class Reference:
         if rule.blocks > 1:
             chosen, margin = _over_blocks(rule, self.block, len(canvas), open_, p)
         else:
-            chosen, margin = _chosen(rule, step, len(canvas), open_, p, entropy)
+            chosen, margin = decided(rule, step, len(canvas), open_, p, entropy)
         answer.closer(margin, *(float(top.values[n, 0] - top.values[n, 1]) for n in chosen))
         answer.decided.append(len(chosen))
         for n in chosen:
@@ -203,10 +202,31 @@ class Reference:
             open_.remove(n)
 
 
-def _chosen(
+def load(path: Path, kind: str) -> tuple[Any, dict[str, Any]]:
+    """A checkpoint as a model of `transformers` in float32, and what its configuration states.
+
+    `kind` is how the classes of `transformers` are called.
+    """
+    stated = json.loads((path / "config.json").read_text())
+    left_out = ("architectures", "model_type", "auto_map")
+    fields = {name: value for name, value in stated.items() if name not in left_out}
+    model = getattr(transformers, f"{kind}ForCausalLM").from_pretrained(
+        path,
+        config=getattr(transformers, f"{kind}Config")(**fields),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    )
+    return model.eval(), stated
+
+
+def decided(
     rule: Rule, step: int, length: int, open_: list[int], p: list[float], h: list[float]
 ) -> tuple[list[int], float]:
-    """The positions that a rule decides, and by how much it is this choice."""
+    """The positions that a rule decides, and by how much it is this choice.
+
+    Of the positions of a canvas `p` has the probability and `h` the entropy; `open_` are the
+    undecided ones, at least one.
+    """
     order = sorted(open_, key=lambda n: (-p[n], n))
     steps = length if rule.steps is None else rule.steps
     if rule.max_steps is not None and step == rule.max_steps - 1:
@@ -222,7 +242,7 @@ def _chosen(
         left = len(open_) if rule.steps is None else max(1, steps - step)
         quota = math.ceil(len(open_) / left)
         return (open_[:quota], 1.0) if rule.name == "Leftmost" else _surest(order, quota, p)
-    quota = length // steps + (step < length % steps)
+    quota = max(1, length // steps + (step < length % steps))
     if rule.name == "Sequential":
         return [n for n in open_ if n < open_[0] + quota], 1.0
     margins = []
@@ -236,13 +256,11 @@ def _chosen(
 
 
 def _surest(order: list[int], quota: int, p: list[float]) -> tuple[list[int], float]:
-    """The first ones of an order by probability."""
     margin = p[order[quota - 1]] - p[order[quota]] if quota < len(order) else 1.0
     return order[:quota], margin
 
 
 def _sure(rule: Rule, order: list[int], p: list[float]) -> tuple[list[int], float]:
-    """Those above the threshold, or the surest one."""
     at_least = rule.name == "ConfidenceThreshold"
     sure = [n for n in order if p[n] > rule.threshold or (at_least and p[n] == rule.threshold)]
     margin = min(abs(p[n] - rule.threshold) for n in order) if rule.threshold < 1 else 1.0
@@ -269,7 +287,6 @@ def _within_bound(bound: float, open_: list[int], h: list[float]) -> tuple[list[
 def _over_blocks(
     rule: Rule, block: int, width: int, open_: list[int], p: list[float]
 ) -> tuple[list[int], float]:
-    """LowConfidence in every block that is open."""
     running, before, chosen, margins = 0, 0, [], [1.0]
     for at in range(0, width, block):
         masks = [n for n in open_ if at <= n < at + block]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support import reference
@@ -26,26 +24,14 @@ class Rule(reference.Rule):
 
 
 class Reference(reference.Reference):
-    """Both rules with a checkpoint."""
-
     def __init__(self, path: Path) -> None:
-        stated = json.loads((path / "config.json").read_text())
-        del stated["architectures"], stated["auto_map"]
-        self.block = stated.pop("block_size", BLOCK)
-        self.mask = stated.pop("mask_token_id", MASK)
-        self.model = LlamaForCausalLM.from_pretrained(
-            path, config=LlamaConfig(**stated), dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self.model, stated = reference.load(path, "Llama")
+        self.block = stated.get("block_size", BLOCK)
+        self.mask = stated.get("mask_token_id", MASK)
 
 
 def random_checkpoint(path: Path, first_release: bool = False, **changes: Any) -> Path:
-    """Write a Stable-DiffCoder of random weights.
-
-    Args:
-        path: a folder that is created.
-        first_release: under the architecture's first name.
-        changes: fields of the configuration.
-    """
+    """Write a Stable-DiffCoder of random weights, perhaps under the architecture's first name."""
     own = {
         "head_dim": 32,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},

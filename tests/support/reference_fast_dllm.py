@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support import reference
@@ -25,21 +23,11 @@ class Rule(reference.Rule):
 
 
 class Reference(reference.Reference):
-    """The published rule with a checkpoint."""
-
     shifted = True
 
     def __init__(self, path: Path) -> None:
-        stated = json.loads((path / "config.json").read_text())
-        self.block, self.mask = stated.pop("bd_size"), MASK
-        for name in ("architectures", "model_type"):
-            del stated[name]
-        self.model = Qwen2ForCausalLM.from_pretrained(
-            path,
-            config=Qwen2Config(**stated),
-            dtype=torch.float32,
-            attn_implementation="eager",
-        ).eval()
+        self.model, stated = reference.load(path, "Qwen2")
+        self.block, self.mask = stated["bd_size"], MASK
 
 
 def random_checkpoint(path: Path, block: int, tied: bool = False) -> Path:

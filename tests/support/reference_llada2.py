@@ -1,8 +1,7 @@
 """LLaDA2 in a hundred lines of float32 PyTorch, recomputing everything: the tests' own reference.
 
-No cache, no batching, no vLLM. It follows the semantics written down beside the golden
-vectors and is itself checked against them, so that it may stand in for them on shapes that
-they do not cover. `random_checkpoint` writes such a shape to disk.
+It is checked against the golden vectors, so that it may stand in for them on shapes that they do
+not cover. `random_checkpoint` writes such a shape to disk.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ class Reference(reference.Reference):
         return cls(json.loads((path / "config.json").read_text()), weights, block, mask)
 
     def logits(self, ids: list[int], start: int | None = None) -> torch.Tensor:
-        """See `reference.Reference`."""
         return self.head(self.hidden_states(ids)[-1])
 
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:  # [tokens, hidden] each
-        """The output of every layer."""
         c, w = self.config, self.weights
         eps = c["rms_norm_eps"]
         h = w["model.word_embeddings.weight"][torch.tensor(ids)]
@@ -114,35 +111,16 @@ class Reference(reference.Reference):
 def random_checkpoint(path: Path, seed: int, **shape: object) -> dict:
     """Write a checkpoint of random weights whose values are exact in bfloat16."""
     config = {
-        "architectures": ["LLaDA2MoeModelLM"],
-        "model_type": "llada2_moe",
-        "vocab_size": 300,
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "num_shared_experts": 1,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-        "n_group": 2,
-        "topk_group": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "score_function": "sigmoid",
-        "router_dtype": "fp32",
-        "moe_router_enable_expert_bias": True,
-        "rope_theta": 600000,
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-    } | shape
+        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 300,
+        "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8,
+        "num_experts_per_tok": 2, "num_shared_experts": 1, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "score_function": "sigmoid", "router_dtype": "fp32",
+        "moe_router_enable_expert_bias": True, "rope_theta": 600000, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "float32",
+    } | shape  # fmt: skip
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     save_file(_random_weights(config, seed), path / "model.safetensors", {"format": "pt"})
@@ -193,7 +171,6 @@ def _random_weights(c: dict, seed: int) -> dict[str, torch.Tensor]:
 
 
 def write_tokenizer(path: Path, vocabulary: int, mask: int | None) -> None:
-    """A tokenizer of whole words, one for each id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

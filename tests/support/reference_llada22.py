@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ class Rule:
         return max(length, self.steps) + self.max_post_edit_steps + 2
 
     def options(self) -> dict[str, Any]:
-        """The settings as options of a request."""
         names = ("threshold", "edit_threshold", "steps", "max_post_edit_steps")
         return {f"diffusion_{name}": getattr(self, name) for name in names}
 
@@ -58,7 +56,7 @@ class Block:
     """A block that is being decoded.
 
     Attributes:
-        events: how often which part of the rule was used.
+        further: whether the last step took other tokens than the likeliest.
         margin: the smallest distance of any decision from going the other way.
     """
 
@@ -67,7 +65,7 @@ class Block:
     step: int = 0
     post: int = 0
     seen: set[tuple[int, ...]] = field(default_factory=set)
-    events: Counter[str] = field(default_factory=Counter)
+    further: bool = False
     margin: float = math.inf
 
     @classmethod
@@ -88,7 +86,7 @@ def in_del_step(
     block: Block, ranked: list[list[int]], q: list[list[float]], rule: Rule, last: bool
 ) -> bool:
     """One step; whether the block is done. `ranked` and `q` are tokens and probabilities."""
-    cells = block.cells
+    cells, block.further = block.cells, False
     masks = [i for i, cell in enumerate(cells) if cell.masked]
     originals = [i for i in masks if cells[i].original]
     block.post = 0 if originals else block.post + 1
@@ -105,7 +103,6 @@ def in_del_step(
             decide = order[:need]
             if need < len(order):
                 block.closer(q[order[need - 1]][0] - q[order[need]][0])
-                block.events["too few are sure"] += 1
     rewrite = [
         i
         for i, cell in enumerate(cells)
@@ -124,17 +121,15 @@ def in_del_step(
         final = bool(originals) and set(originals) <= set(decide)
     final = final or last
     if final:
-        block.events["last round"] += 1
         decide = masks
     new = block.tokens
     for i in (*decide, *rewrite):
         choice = ranked[i]
         if final:
             choice = [token for token in choice if token not in (rule.delete, rule.split)]
-        block.events["other than an edit"] += choice[0] != ranked[i][0]
+        block.further |= choice[0] != ranked[i][0]
         new[i] = choice[0]
 
-    best = list(new)
     for _ in range(0 if final else TRIES):
         changed = [i for i in sorted((*decide, *rewrite)) if new[i] != cells[i].token]
         if tuple(new) not in block.seen or not changed:
@@ -143,10 +138,8 @@ def in_del_step(
         if len(order) > 1:
             block.closer(q[order[1]][0] - q[order[0]][0])
         current = order[0]
-        block.events["escape"] += 1
-        block.events["back to the best"] += new[current] != best[current]
+        block.further = True
         new[current] = next(token for token in ranked[current] if token != new[current])
-        block.events["old again"] += new[current] == cells[current].token
     block.seen.add(tuple(new))
 
     after: list[Cell] = []
@@ -154,36 +147,26 @@ def in_del_step(
         written = Cell(new[i], cell.masked and i not in decide, cell.original, cell.fixed)
         if cell.fixed:
             after.append(cell)
-        elif new[i] == rule.delete:
-            block.events["delete"] += 1
         elif new[i] == rule.split:
-            block.events["split"] += 1
             after += [Cell(rule.mask, True, False, False), cell]
-        else:
+        elif new[i] != rule.delete:
             after.append(written)
     length, before = len(cells), block.tokens
-    block.events["cut"] += len(after) > length
     padding = [Cell(rule.mask, True, False, False) for _ in range(length)]
     block.cells = (after + padding)[:length]
     block.step += 1
     unchanged = not masks and block.tokens == before
-    block.events["unchanged"] += unchanged
     left = any(cell.masked for cell in block.cells)
     return final or unchanged or (not left and block.post > rule.max_post_edit_steps)
 
 
 class Reference22(Reference):
-    """LLaDA2's reference with block routing, and its rule that edits.
-
-    Attributes:
-        events: of all blocks so far, see `Block`.
-    """
+    """LLaDA2's reference with block routing, and its rule that edits."""
 
     def __init__(self, path: Path) -> None:
         stated = json.loads((path / "config.json").read_text())
         weights = {k: v.float() for k, v in load_file(path / "model.safetensors").items()}
         super().__init__(stated, weights, stated["block_size"], stated["mask_token_id"])
-        self.events: Counter[str] = Counter()
 
     def _experts(self, x: torch.Tensor, p: str) -> torch.Tensor:
         c, w = self.config, self.weights
@@ -222,7 +205,6 @@ class Reference22(Reference):
         block, done = Block.fresh(tail, self.block, rule.mask), False
         while not done:
             done = self._edit(context, block, rule)
-        self.events += block.events
         answer.closer(block.margin)
         assert not any(cell.masked for cell in block.cells)
         return block.tokens
@@ -234,13 +216,11 @@ class Reference22(Reference):
         top = logits.topk(4, dim=-1)
         ranked = top.indices[:, :3].tolist()
         q = [[float(probability[i, token]) for token in row] for i, row in enumerate(ranked)]
-        before = block.events["escape"], block.events["other than an edit"]
         free = [i for i, cell in enumerate(block.cells) if not cell.fixed]
         last = block.step + 1 >= rule.cap(len(block.cells))
         done = in_del_step(block, ranked, q, rule, last)
         # Which tokens were compared: the two best, and all of them where others were taken.
-        further = before != (block.events["escape"], block.events["other than an edit"])
-        gaps = -top.values.diff(dim=-1)[:, : None if further else 1]
+        gaps = -top.values.diff(dim=-1)[:, : None if block.further else 1]
         block.closer(*(float(gaps[i].min()) for i in free))
         return done
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Ministral3Config, Ministral3ForCausalLM
 
 from tests.support import reference
+from tests.support.published import nemotron_config
 from tests.support.random_weights import SIZES, VOCABULARY, spread, write_tokenizer
 
 MASK, END = 100, 2
@@ -28,15 +29,12 @@ class Rule(reference.Rule):
 
 
 class Reference(reference.Reference):
-    """The published rules with a checkpoint."""
-
     aligned = False
 
     def __init__(self, path: Path) -> None:
         stated = json.loads((path / "config.json").read_text())
-        self.mask, self.block = stated.pop("mask_token_id"), stated.pop("block_size")
-        for name in ("architectures", "model_type"):
-            del stated[name]
+        self.mask, self.block = stated["mask_token_id"], stated["block_size"]
+        del stated["architectures"], stated["model_type"]
         config = Ministral3Config(**stated)
         config._attn_implementation = "eager"
         self.model = Ministral3ForCausalLM(config).float().eval()
@@ -48,7 +46,6 @@ class Reference(reference.Reference):
         return (place[None, :] <= place[:, None]) | (place[:, None] >= start)
 
     def logits(self, tokens: list[int], start: int | None = None) -> torch.Tensor:
-        """See `reference.Reference`; the mask token takes no part in probabilities."""
         found = super().logits(tokens, start)
         found[:, self.mask] = -torch.inf
         return found
@@ -95,17 +92,8 @@ def random_checkpoint(path: Path, block: int, likely: int = VOCABULARY) -> Path:
     sizes = SIZES | {
         "head_dim": 32,
         "eos_token_id": END,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1e6,
-            "factor": 16.0,
-            "original_max_position_embeddings": 32,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.5,
-        },
+        "rope_parameters": nemotron_config("nemotron-labs-diffusion-3b")["rope_parameters"]
+        | {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5},
     }
     model = spread(Ministral3ForCausalLM(Ministral3Config(**sizes)))
     head = model.lm_head.weight.data

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.support import reference
@@ -25,26 +24,13 @@ class Rule(reference.Rule):
 
 
 class Reference(reference.Reference):
-    """The four rules with a checkpoint."""
-
     def __init__(self, path: Path) -> None:
-        stated = json.loads((path / "config.json").read_text())
-        self.mask, self.block = stated.pop("mask_token_id"), stated.pop("block_size")
-        experts = stated.pop("model_type") == "sdar_moe"
-        del stated["architectures"]
-        config_class, model_class = (
-            (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
-        )
-        self.model = model_class.from_pretrained(
-            path,
-            config=config_class(**stated),
-            dtype=torch.float32,
-            attn_implementation="eager",
-        ).eval()
+        experts = json.loads((path / "config.json").read_text())["model_type"] == "sdar_moe"
+        self.model, stated = reference.load(path, "Qwen3Moe" if experts else "Qwen3")
+        self.mask, self.block = stated["mask_token_id"], stated["block_size"]
 
 
 def random_checkpoint(path: Path, experts: bool, block: int, tied: bool = False) -> Path:
-    """Write an SDAR of random weights."""
     sizes = SIZES | {"head_dim": 32, "tie_word_embeddings": tied, "rope_theta": 1e6}
     model: Any
     if experts:

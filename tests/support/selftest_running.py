@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support import commands
 from vllm_dllm.selftest import command
 
 CASE = "CPU_ATTN/EAGER/torch/float32/sync"
@@ -25,17 +26,10 @@ def run(*options: str | Path) -> int:
 def selftest(
     *options: str | Path, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`vllm-dllm selftest` with these options."""
-    return subprocess.run(
-        (sys.executable, "-m", "vllm_dllm.cli", "selftest", *map(str, options)),
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"} | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"} | environment
+    program = (sys.executable, "-m", "vllm_dllm.cli", "selftest")
+    return commands.run(*program, *options, env=environment, cwd=cwd)
 
 
 def cases(report: Path) -> dict[str, Any]:
-    """The cases of a written report, by name."""
     return {case["case"]["name"]: case for case in json.loads(report.read_text())["cases"]}

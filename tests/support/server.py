@@ -82,12 +82,10 @@ class Forked:
 
 
 class Server:
-    """Started on entry, gone on exit.
+    """Started on entry, gone on exit. The headers of `client` are those of all requests.
 
-    Attributes:
-        forks: whether a server without environment variables of its own, but for `READ_LATE`, is
-            forked from a process that has imported vLLM. The test suite does so, to save time.
-        client: of the server; its headers are those of all requests.
+    With `forks` a server without environment variables of its own, but for `READ_LATE`, is forked
+    from a process that has imported vLLM, to save time.
     """
 
     forks = False
@@ -230,6 +228,5 @@ class Pool:
         return server
 
     def stop(self) -> None:
-        """Stop all of them."""
         while self._servers:
             self._servers.popitem()[1].stop()

@@ -1,11 +1,8 @@
 """Experts that are spread over ranks of a CPU: plain PyTorch in the place of vLLM's CPU kernel.
 
-That kernel takes no map of experts, so that `startup.checks` refuses to spread them. This
-module lets a test engine do it all the same. What is tried is all that surrounds the kernel: which
-experts a rank loads, their routing, shared experts, and the exchange of rows between ranks.
-
-An engine that is started with `Recorder` as `worker_extension_cls` imports this module in each of
-its workers, before they build the model.
+That kernel takes no map of experts, so that `startup.checks` refuses to spread them. What is tried
+is all that surrounds it. An engine with `Recorder` as `worker_extension_cls` imports this module in
+each of its workers, before they build the model.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm_cpu_v2.plain_experts import PlainExperts, unrounded
 
@@ -25,40 +21,12 @@ _maps: set[tuple[int, ...]] = set()
 _WITHOUT_ROUNDING: Any = SimpleNamespace(roundings=(unrounded, unrounded))
 
 
-def _apply(
-    self: Any,
-    output: torch.Tensor,
-    hidden_states: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    activation: Any,
-    global_num_experts: int,
-    expert_map: torch.Tensor | None,
-    a1q_scale: Any,
-    a2_scale: Any,
-    workspace13: Any,
-    workspace2: Any,
-    expert_tokens_meta: Any,
-    apply_router_weight_on_input: bool,
-) -> None:
-    rows = len(hidden_states)
+def _apply(self: Any, **given: Any) -> None:
+    rows = len(given["hidden_states"])
     _calls[rows] = _calls.get(rows, 0) + 1
-    if expert_map is not None:
-        _maps.add(tuple(expert_map.tolist()))
-    PlainExperts.apply(
-        _WITHOUT_ROUNDING,
-        output,
-        hidden_states,
-        w1,
-        w2,
-        topk_weights,
-        topk_ids,
-        activation,
-        expert_map=expert_map,
-        apply_router_weight_on_input=apply_router_weight_on_input,
-    )
+    if given["expert_map"] is not None:
+        _maps.add(tuple(given["expert_map"].tolist()))
+    PlainExperts.apply(_WITHOUT_ROUNDING, **given)
 
 
 def spread() -> None:
@@ -70,8 +38,6 @@ def spread() -> None:
 
 
 class Recorder:
-    """A method that an engine's workers get."""
-
     model_runner: Any
 
     def experts(self) -> dict[str, Any]:

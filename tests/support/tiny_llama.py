@@ -7,14 +7,7 @@ from typing import Any
 
 
 def write_tiny_llama(path: Path, vocabulary: int, positions: int, **config: Any) -> None:
-    """Write a Llama with random weights of seed 0; the caller adds a tokenizer.
-
-    Args:
-        path: the checkpoint's directory.
-        vocabulary: number of token ids.
-        positions: the longest context.
-        config: further fields of its configuration.
-    """
+    """Write a Llama with random weights of seed 0; the caller adds a tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

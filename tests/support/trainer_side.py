@@ -13,5 +13,4 @@ class Receiver:
     model_runner: Any
 
     def receive(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
-        """Give the model new weights, under their names in a checkpoint."""
         self.model_runner.model.load_weights(weights=bucket)

@@ -42,7 +42,6 @@ def put(live: LiveTraces, request: Any, block: int, steps: int = 2) -> None:
 
 
 def places(news: dict[str, Any]) -> list[tuple[int, int]]:
-    """The number of the answer and the index in it, of each block."""
     return [(each["answer"], each["index"]) for each in news["blocks"]]
 
 
@@ -125,14 +124,12 @@ def test_much_comes_in_pieces(
     for number in range(4):
         for block in range(2):
             put(live, running.get(f"{number}") or state(running, f"{number}"), block)
-    since, pieces = 0, 0
+    since, more, pieces = 0, True, 0
     found: list[tuple[int, int]] = []
-    while True:
+    while more:
         piece = live.news(since)
         found += places(piece)
-        since, pieces = piece["now"], pieces + 1
-        if not piece["more"]:
-            break
+        since, more, pieces = piece["now"], piece["more"], pieces + 1
     assert found == [(number + 1, block) for number in range(4) for block in range(2)]
     assert pieces == 3
     assert live.news(since)["answers"] == []

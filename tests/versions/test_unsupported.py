@@ -6,24 +6,19 @@ answers alike with and without the plugin.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.checkpoints import TINY_LLADA2
+from tests.support.commands import run
 from tests.support.server import Server
 from vllm_dllm.vllm_seams import versions
 
 
 def test_check_says_why_not() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_dllm.cli", "check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "vllm_dllm.cli", "check")
     assert done.returncode == 1
     assert f"vllm           {versions.vllm_version()} (supported: " in done.stdout
     problem = versions.version_problem()

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from tests.support.viewer_traces import HOSTILE, trace
-from vllm_dllm.viewer import terminal
 from vllm_dllm.viewer.terminal import Kind, Screen, frames, visible
 
 # Position 0 is the prompt's; 1 is decided and then changed; 2 is decided, withdrawn and decided.
@@ -55,41 +54,6 @@ def test_the_last_frame_is_the_canvas(seed: int) -> None:
         assert [cell.token for cell in list(frames(block))[-1].cells] == block["tokens"]
 
 
-def printed(every: int, no_color: bool = True, is_terminal: bool = False) -> str:
-    out = io.StringIO()
-    console = Console(
-        file=out, width=80, no_color=no_color, force_terminal=is_terminal, highlight=False
-    )
-    screen = Screen(console, lambda token: f"{token}", every)
-    screen.show(0, BLOCK)
-    screen.end()
-    return out.getvalue()
-
-
-def test_without_colours_and_without_a_terminal() -> None:
-    assert printed(1).splitlines() == [
-        "9[5][6]\u2591",
-        "block 1, step 1, denoise: 1 passes, 2 tokens, 2.0 a pass",
-        "956\u2591",
-        "block 1, step 1, wait: 2 passes, 2 tokens, 1.0 a pass",
-        "9{7}\u2591\u2591",
-        "block 1, step 2, denoise: 3 passes, 1 tokens, 0.3 a pass",
-        "97[8][4]",
-        "block 1, step 3, denoise: 4 passes, 3 tokens, 0.8 a pass",
-        "9784",
-        "block 1, step 3, commit: 5 passes, 3 tokens, 0.6 a pass",
-        "9784",
-        "all: 5 passes, 3 tokens, 0.6 a pass",
-    ]
-    assert len(printed(2).splitlines()) == 8, "every second pass, and the last"
-
-
-def test_colours_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "SECONDS", 0)
-    assert "\x1b[" in printed(1, no_color=False, is_terminal=True)
-    assert "[5]" not in printed(1, no_color=False, is_terminal=True)
-
-
 @pytest.mark.parametrize("text", HOSTILE.values())
 def test_a_terminal_obeys_no_token(text: str) -> None:
     shown = visible(text)
@@ -98,8 +62,13 @@ def test_a_terminal_obeys_no_token(text: str) -> None:
     shown.encode()
 
 
-def test_a_token_without_a_text_is_shown_as_its_id() -> None:
+def test_what_a_terminal_without_colours_shows() -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, no_color=True, highlight=False)
-    Screen(console, lambda token: "" if token == 7 else f"{token}").show(0, BLOCK)
-    assert out.getvalue().splitlines()[-2] == "9<7>84"
+    screen = Screen(console, lambda token: "" if token == 7 else f"{token}", every=2)
+    screen.show(0, BLOCK)
+    screen.end()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 8, "every second pass, and the last"
+    assert lines[-2] == "9<7>84", "a token without a text is shown as its id"
+    assert lines[-1] == "all: 5 passes, 3 tokens, 0.6 a pass"

@@ -3,11 +3,14 @@
     .venv/bin/python -m tests.vllm_seams.signatures
 
 writes their signatures in the installed vLLM to ``signatures.json``, which `test_signatures`
-compares, and the releases with which each seam was tried to ``docs/seams.md``. It imports every
-module of the package and starts an engine, because some functions are wrapped only then.
+compares, and the releases with which each seam was tried to ``docs/seams.md``. Names that are
+wrapped are those of the newest record: write a new one there, with any signature.
 
-The file has one signature of a name that is alike in all releases, else one for each release that
-has the name.
+`scripts/versions.sh` runs it with ``--broken``: it then prints which names have changed since the
+newest release that is recorded, without an engine; its status is 1 if any has.
+
+A seam is a row of one of the tables of ``docs/seams.md``. Its first cell names functions and fields
+of vLLM by what follows the module, or packages of vLLM with all names in them that are recorded.
 """
 
 from __future__ import annotations
@@ -16,85 +19,113 @@ import ast
 import importlib
 import inspect
 import json
-import os
 import pkgutil
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoints import TINY
-from tests.vllm_seams import seams
+from tests.support.checkpoints import ROOT
 from vllm_dllm.vllm_seams import versions
 
-PACKAGE = Path(__file__).resolve().parents[2] / "vllm_dllm"
+PACKAGE = ROOT / "vllm_dllm"
+PAGE = ROOT / "docs" / "seams.md"
 RECORD = Path(__file__).with_name("signatures.json")
 MISSING = "missing"
 # Group -> name -> signature.
 Names = dict[str, dict[str, str]]
-# The releases, and the groups with signatures by release where these differ.
-Record = dict[str, Any]
+
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_LOGGER = "vllm.v1.metrics.loggers:PrometheusStatLogger"
+# What is neither wrapped nor overridden nor a base class: fields and methods of single objects.
+USED = (
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput.num_nans",
+    "vllm.v1.worker.gpu.sample.output:SamplerOutput.logprobs_tensors",
+    "vllm.v1.outputs:ModelRunnerOutput.num_nans_in_logits",
+    "vllm.v1.outputs:ModelRunnerOutput.logprobs",
+    "vllm.v1.engine:EngineCoreOutput.new_sampling_mask",
+    "vllm.v1.metrics.stats:SchedulerStats.num_kv_fetch_reqs_by_stage",
+    "vllm.renderers.base:BaseRenderer._resources",
+    f"{_SCHEDULER}.encoder_cache_mismatch_reqs",
+    f"{_SCHEDULER}.need_mamba_block_aligned_split",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.cache_blocks",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.cache_blocks",
+    f"{_LOGGER}._counter_cls",
+    f"{_LOGGER}.per_engine_labelvalues",
+    "vllm.config.lora:LoRAConfig.target_modules",
+    "vllm.lora.model_manager:LoRAModelManager.packed_modules",
+)
 
 
-def relied_on() -> Names:
+@dataclass(frozen=True)
+class Seam:
+    """A row of the page, and what its first cell names."""
+
+    names: tuple[str, ...]
+    line: str
+
+    def covers(self, called: str) -> bool:
+        """Whether a recorded name (``module:Class.method``) belongs to this seam."""
+        module, _, name = called.partition(":")
+        return any(name == each or f"{module}.".startswith(f"{each}.") for each in self.names)
+
+
+def seams(page: str) -> list[Seam]:
+    """The rows of the page's tables, in its order."""
+    rows = re.findall(r"^\| `.*$", page, re.MULTILINE)
+    return [Seam(tuple(re.findall("`(.*?)`", row.split("|")[1])), row) for row in rows]
+
+
+def by_seam(page: str, names: Iterable[str]) -> tuple[dict[Seam, list[str]], list[str]]:
+    """The recorded names of each seam, and those of none; a name belongs to its first row."""
+    rows = seams(page)
+    found: dict[Seam, list[str]] = {seam: [] for seam in rows}
+    without: list[str] = []
+    for name in names:
+        seam = next((seam for seam in rows if seam.covers(name)), None)
+        (without if seam is None else found[seam]).append(name)
+    return found, without
+
+
+def relied_on(wrapped: Iterable[str]) -> Names:
     """The signature of each name: ``wrapped``, ``overridden``, ``inherited`` and ``used``."""
-    wrapped = _record_wraps()
-    _start_an_engine()
-    from vllm.v1.engine.input_processor import InputProcessor
-
-    found: Names = {"wrapped": {}, "overridden": {}, "inherited": {}}
-    found["used"] = {name: signature_of(name) for name in seams.USED}
+    found: Names = {"overridden": {}, "inherited": {}}
+    found["wrapped"] = {name: signature_of(name) for name in wrapped}
+    found["used"] = {name: signature_of(name) for name in USED}
     # Of single objects, see `vllm_seams.request_entry`.
-    name = "process_inputs"
-    found["overridden"][_called(InputProcessor, name)] = signature(InputProcessor, name)
-    for owner, name in wrapped:
-        found["wrapped"][_called(owner, name)] = signature(owner, name)
+    replaced = "vllm.v1.engine.input_processor:InputProcessor.process_inputs"
+    found["overridden"][replaced] = signature_of(replaced)
     for own, base in sorted(set(_subclasses()), key=str):
-        found["inherited"][_called(base, "__init__")] = signature(base, "__init__")
+        called = f"{base.__module__}:{base.__qualname__}"
+        found["inherited"][f"{called}.__init__"] = signature(base, "__init__")
         for name in vars(own).keys() & vars(base).keys():
             if callable(getattr(base, name)) and not name.startswith("__"):
-                found["overridden"][_called(base, name)] = signature(base, name)
+                found["overridden"][f"{called}.{name}"] = signature(base, name)
     # A class that vLLM makes in a function is not found by its name; its bases are.
     return {
         group: {name: names[name] for name in sorted(names) if signature_of(name) != MISSING}
-        for group, names in found.items()
+        for group, names in sorted(found.items())
     }
 
 
-def _record_wraps() -> list[tuple[Any, str]]:
-    """From here on, the owner and the name of each function of vLLM that is wrapped."""
-    from vllm_dllm.vllm_seams import wrapping
-
-    original, wrapped = wrapping.wrap, []
-
-    def wrap(owner: Any, name: str, decorator: Any) -> None:
-        wrapped.append((owner, name))
-        original(owner, name, decorator)
-
-    wrapping.wrap = wrap
-    return wrapped
+def checked(wrapped: list[str]) -> Iterator[Any]:
+    """What is relied on, and the imports that are missing; in a process that starts no engine."""
+    yield relied_on(wrapped)
+    yield missing_imports()
 
 
-def _start_an_engine() -> None:
-    # Modules of the server, whose functions are wrapped where they have been imported.
-    import vllm.entrypoints.anthropic.serving
-    import vllm.entrypoints.cli.serve
-    import vllm.entrypoints.launchers.api_server.entry
-    import vllm.v1.engine.async_llm  # noqa: F401
-    from vllm import LLM, SamplingParams
-    from vllm.parser import ParserManager
-
-    llm = LLM(
-        str(TINY / "tiny-sdar"),
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=2,
-        kv_cache_memory_bytes=1 << 24,
-        enable_lora=True,
-    )
-    traced = SamplingParams(extra_args={"diffusion_trace": True})
-    llm.generate("1 + 1", traced, use_tqdm=False)
-    ParserManager.get_parser(reasoning_parser_name="qwen3")
+def wraps() -> set[str]:
+    """The last parts of the names in this package's calls of `wrapping.wrap`."""
+    calls = [
+        node
+        for path in (PACKAGE / "vllm_seams").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "wrap"
+    ]
+    names = [call.args[1] for call in calls]
+    return {name.value for name in names if isinstance(name, ast.Constant)}
 
 
 def _subclasses() -> Iterator[tuple[type, type]]:
@@ -104,7 +135,8 @@ def _subclasses() -> Iterator[tuple[type, type]]:
     for module in pkgutil.walk_packages(vllm_dllm.__path__, "vllm_dllm."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and value.__module__ == module.name:
-                yield from ((value, base) for base in value.__mro__ if _is_of_vllm(base))
+                above = (base for base in value.__mro__ if base.__module__.startswith("vllm."))
+                yield from ((value, base) for base in above)
 
 
 def missing_imports() -> list[str]:
@@ -121,16 +153,6 @@ def missing_imports() -> list[str]:
                     except ImportError as error:
                         missing.append(f"{path.relative_to(PACKAGE)}: {error}")
     return missing
-
-
-def _is_of_vllm(kind: type) -> bool:
-    return kind.__module__.split(".")[0] == "vllm"
-
-
-def _called(owner: Any, name: str) -> str:
-    if isinstance(owner, type):
-        return f"{owner.__module__}:{owner.__qualname__}.{name}"
-    return f"{owner.__name__}:{name}"
 
 
 def signature_of(called: str) -> str:
@@ -182,49 +204,56 @@ def installed() -> str:
     return ".".join((versions.vllm_version() or "").split(".")[:2])
 
 
-def of_release(record: Record, release: str) -> Names:
-    """What the record says of one release."""
-    return {
-        group: {
-            name: found
-            for name, signatures in record[group].items()
-            if (found := _in(signatures, release)) is not None
-        }
-        for group in record.keys() - {"releases"}
+def with_releases(page: str, record: dict[str, Names]) -> str:
+    """The page with the releases of vLLM that each seam was tried with, in its last column."""
+    signatures = {release: flat(names) for release, names in record.items()}
+    every = sorted({name for names in signatures.values() for name in names})
+    for seam, names in by_seam(page, every)[0].items():
+        tried = _tried_with(names, signatures)
+        *cells, _, end = seam.line.split("|")
+        page = page.replace(seam.line, "|".join([*cells, f" {tried} ", end]))
+    return page
+
+
+def _tried_with(names: Sequence[str], signatures: dict[str, dict[str, str]]) -> str:
+    """The releases that have all of these names, for a cell of the page."""
+    have = [release for release, known in signatures.items() if known.keys() >= set(names)]
+    differ = len({tuple(map(known.get, names)) for known in signatures.values()}) > 1
+    return ", ".join(have) + " (changed)" * differ if names else "-"
+
+
+def flat(names: Names) -> dict[str, str]:
+    """The signature of each name of all groups."""
+    return {name: found for group in names.values() for name, found in group.items()}
+
+
+def changes(record: dict[str, Names]) -> list[str]:
+    """The names that are not as in the newest release that is recorded, by seam."""
+    known = flat(record.get(installed()) or list(record.values())[-1])
+    changed = {
+        name: f"{now}, was {before}"
+        for name, before in known.items()
+        if (now := signature_of(name)) != before
     }
-
-
-def _in(signatures: str | dict[str, str], release: str) -> str | None:
-    return signatures if isinstance(signatures, str) else signatures.get(release)
-
-
-def recorded(record: Record, release: str, found: Names) -> Record:
-    """The record with what was found in a release instead of what it said of that release."""
-    by_release = {each: of_release(record, each) for each in record["releases"]} | {release: found}
-    releases = sorted(by_release, key=lambda each: [int(number) for number in each.split(".")])
-    merged: Record = {"releases": releases}
-    for group in found:
-        names = sorted({name for each in by_release.values() for name in each.get(group, {})})
-        merged[group] = {
-            name: _joined({each: by_release[each].get(group, {}).get(name) for each in releases})
-            for name in names
-        }
-    return merged
-
-
-def _joined(by_release: dict[str, str | None]) -> str | dict[str, str]:
-    """One signature if all releases have the same."""
-    if len(set(by_release.values())) == 1:
-        return next(iter(by_release.values())) or MISSING
-    return {release: found for release, found in by_release.items() if found is not None}
+    found, without = by_seam(PAGE.read_text("utf-8"), changed)
+    groups = [(", ".join(seam.names), names) for seam, names in found.items()]
+    return [
+        line
+        for title, names in [*groups, ("of no seam", without)]
+        if names
+        for line in (title, *(f"  {name}: {changed[name]}" for name in names))
+    ]
 
 
 if __name__ == "__main__":
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(json.dumps(relied_on()))
-    else:
-        record = recorded(json.loads(RECORD.read_text()), installed(), relied_on())
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
-        seams.PAGE.write_text(seams.with_releases(seams.PAGE.read_text("utf-8"), record), "utf-8")
+    record = json.loads(RECORD.read_text())
+    if sys.argv[1:] == ["--broken"]:
+        lines = [f"missing: {missing}" for missing in missing_imports()] + changes(record)
+        print(f"== what broke with vLLM {installed()}, by seam of docs/seams.md")
+        print("\n".join(lines or ["nothing but the tests that failed"]))
+        sys.exit(bool(lines))
+    newest = record.get(installed()) or list(record.values())[-1]
+    record[installed()] = relied_on(newest["wrapped"])
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(with_releases(PAGE.read_text("utf-8"), record), "utf-8")
     print(f"missing: {missing_imports()}")

@@ -14,7 +14,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from vllm_dllm.vllm_seams import channels
-from vllm_dllm.vllm_seams.channels import PassFlags, counts, records
+from vllm_dllm.vllm_seams.channels import PassFlags, records
 from vllm_dllm.vllm_seams.channels.records import ABSENT, Record, StepRecords, TracedLogprobs
 
 
@@ -72,8 +72,8 @@ def test_records_of_a_request() -> None:
 def test_counts() -> None:
     stats = SchedulerStats(num_kv_fetch_reqs_by_stage={"theirs": 2})
     counted = {("EntropyBound", "blocks"): 3, ("a:b", "blocks"): 1}
-    counts.put_counts(stats, counted)
+    channels.put_counts(stats, counted)
     arrived = through_a_message(EngineCoreOutputs(scheduler_stats=stats)).scheduler_stats
     assert arrived is not None
-    assert counts.take_counts(arrived) == counted
+    assert channels.take_counts(arrived) == counted
     assert arrived.num_kv_fetch_reqs_by_stage == {"theirs": 2}

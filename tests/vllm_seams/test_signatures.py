@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vllm_seams import seams
-from tests.vllm_seams.signatures import RECORD, installed, of_release
+from tests.support.child import in_child
+from tests.vllm_seams import signatures
+from tests.vllm_seams.signatures import PAGE, RECORD, flat, installed
 from vllm_dllm.vllm_seams import versions
 
 
-@pytest.mark.engine
 @pytest.mark.slow
-def test_signatures(tmp_path: Path) -> None:
+def test_signatures() -> None:
     """Look at what changed and why, then record it: see the docstring of `signatures`."""
-    found = tmp_path / "found.json"
-    command = [sys.executable, "-m", "tests.vllm_seams.signatures", str(found)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "missing: []", "imports, also inside functions"
-    assert json.loads(found.read_text()) == of_release(recorded_now(), installed()), (
-        "record it anew: .venv/bin/python -m tests.vllm_seams.signatures"
-    )
+    recorded = recorded_now()[installed()]
+    found, missing = in_child(signatures.checked, list(recorded["wrapped"]))
+    assert missing == [], "imports, also inside functions"
+    assert found == recorded, "record it anew: .venv/bin/python -m tests.vllm_seams.signatures"
+    names = {name.rpartition(".")[2].rpartition(":")[2] for name in recorded["wrapped"]}
+    assert signatures.wraps() <= names
 
 
 def recorded_now() -> dict[str, Any]:
@@ -34,26 +29,21 @@ def recorded_now() -> dict[str, Any]:
 
 
 def test_every_supported_release_is_recorded() -> None:
-    assert recorded_now()["releases"] == [*versions.how_tested()]
+    assert list(recorded_now()) == [*versions.how_tested()]
 
 
-def test_the_page_has_every_wrap() -> None:
-    """And nothing else, so that `docs/seams.md` says what of vLLM the package touches."""
-    wrapped = [name.partition(":")[2] for name in recorded_now()["wrapped"]]
-    page = seams.PAGE.read_text("utf-8")
+def test_the_page_has_every_wrap_and_every_name_belongs_to_a_seam() -> None:
+    """So that `docs/seams.md` says what of vLLM the package touches, and which releases have it."""
+    page, record = PAGE.read_text("utf-8"), recorded_now()
+    wrapped = {name for names in record.values() for name in names["wrapped"]}
     table = page.partition("\n## Wrapped\n")[2].partition("\n## ")[0]
-    named = [name for seam in seams.seams(table) for name in seam.names]
-    assert sorted(named) == sorted(wrapped)
+    named = [name for seam in signatures.seams(table) for name in seam.names]
+    assert sorted(named) == sorted(name.partition(":")[2] for name in wrapped)
     assert f"wraps {len(wrapped)} functions" in page
-
-
-def test_every_name_belongs_to_a_seam_of_the_page() -> None:
-    """And every seam has a name, and says which releases it was tried with."""
-    page, record = seams.PAGE.read_text("utf-8"), recorded_now()
-    names = [name for group in set(record) - {"releases"} for name in record[group]]
-    found, without = seams.by_seam(page, names)
+    names = {name for of_release in record.values() for name in flat(of_release)}
+    found, without = signatures.by_seam(page, sorted(names))
     assert without == []
     assert [seam.names for seam, of_seam in found.items() if not of_seam] == []
-    assert seams.with_releases(page, record) == page, (
+    assert signatures.with_releases(page, record) == page, (
         "write it anew: .venv/bin/python -m tests.vllm_seams.signatures"
     )

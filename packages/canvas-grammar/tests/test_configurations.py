@@ -6,27 +6,40 @@ from itertools import product
 
 import pytest
 from canvas_grammar.automaton.compiled import CompiledConstraint, Facts
-from canvas_grammar.automaton.configurations import (
-    END_OF_TEXT,
-    NO_STATE,
-    START,
-    Configurations,
-)
+from canvas_grammar.automaton.configurations import END_OF_TEXT, NO_STATE, START, Configurations
 from canvas_grammar.automaton.pushdown import pushdown_tables
 from canvas_grammar.automaton.rule_automata import rule_automata
 from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import window
 from canvas_grammar.grammar.language import Node, either, literal, optional, repeat, sequence
 from canvas_grammar.grammar.regex import regex
-from canvas_grammar.grammar.rules import Call, Rule
+from canvas_grammar.grammar.rules import Both, Call, Rule, Without, WithoutFirst
+from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from canvas_grammar_support.helpers import LIMITS
-from test_rule_automata import LANGUAGES
 
 END = 0
 # Tokens that end several rules at once, begin several, or do both.
 WORDS = [b"", b"a", b"b", b"c", b",", b"ab", b"bb", b"b,a", b"bb,", b"aab", b"c,", b"aa", b",,"]
 VOCABULARY = Vocabulary.from_tokens(WORDS, [END])
+
+
+def nested() -> Node:
+    rule = Rule("nested")
+    rule.body = sequence(literal("a"), optional(Call(rule)), literal("b"))
+    return Call(rule)
+
+
+def pairs() -> Node:
+    chain = sequence(*(optional(literal(f",{name}")) for name in "abc"))
+    return sequence(either([literal(""), WithoutFirst(",", chain)]), literal(","))
+
+
+def mutual() -> Node:
+    one, two = Rule("one"), Rule("two")
+    one.body = sequence(literal("a"), repeat(Call(two), 0, 2))
+    two.body = either([literal("b"), sequence(literal("c"), Call(one), literal(","))])
+    return Call(one)
 
 
 def brackets() -> Node:
@@ -47,7 +60,14 @@ def beside(words: str, other: str) -> Node:
 
 
 ALL = {
-    **LANGUAGES,
+    "nested": nested(),
+    "pairs": pairs(),
+    "mutual": mutual(),
+    "both": Both(regex("[ab]*c"), regex(".{2,3}")),
+    "without": Without(regex("[abc]{1,3}"), regex("a*b?")),
+    "both inside": sequence(literal("a"), Both(regex("b+"), regex("bb?")), literal("c")),
+    "without both": Without(regex("[ab]+"), sequence(literal("a"), Both(regex("b*"), regex(".?")))),
+    "called twice": sequence(nested(), literal(","), nested()),
     "brackets": brackets(),
     **{f"beside {other}": beside("ab", other) for other in "ab"},
 }
@@ -121,16 +141,27 @@ def test_distance_counts_tokens() -> None:
     assert found.distance[inside] == 3
 
 
-def test_what_no_caller_reads_makes_no_kinds_of_tokens() -> None:
-    words = ["".join(letters) for length in (1, 2, 3) for letters in product("abc", repeat=length)]
-    rests = ['"', '",', '";']
-    tokens = [
-        b"",
-        *(word.encode() for word in [*words, *rests, *(w + r for w in words for r in rests)]),
-    ]
-    language = sequence(literal('"'), Call(Rule("letters", regex("[abc]*"))), literal('",'))
-    tables = pushdown_tables(
-        rule_automata(language, LIMITS), Vocabulary.from_tokens(tokens, [0]), LIMITS
-    )
-    # Letters; a quotation mark; one and a comma; letters in front of both; the end of the text.
-    assert tables.classes == 6
+def test_a_rule_is_compiled_once() -> None:
+    rule = Rule("name", regex("[a-z]{1,40}"))
+    once = rule_automata(sequence(Call(rule)), LIMITS)
+    often = rule_automata(sequence(*[Call(rule), literal(";")] * 50), LIMITS)
+    assert often.states < once.states + 110
+
+
+def test_long_endings_are_shared() -> None:
+    """Also between rules: a word of up to 30 letters is the ending of one of up to 100."""
+    rules = [Call(Rule("word", regex(f"[a-z]{{0,{most}}};"))) for most in (30, 70, 100)]
+    options = [sequence(literal(str(n)), rule) for n, rule in enumerate(rules)]
+    assert rule_automata(either(options), LIMITS).states < 100 + 10
+
+
+def test_empty_languages() -> None:
+    endless = Rule("endless")
+    endless.body = sequence(literal("a"), Call(endless))
+    empty = Both(literal("a"), literal("b")), WithoutFirst("x", literal("a")), Call(endless)
+    for language in empty:
+        with pytest.raises(ConstraintError, match="allows no output at all"):
+            rule_automata(language, LIMITS)
+    found = compiled(either([literal("b"), sequence(literal("a"), Call(endless))]))
+    assert found.after(START, WORDS.index(b"a")) == NO_STATE
+    assert found.after(found.after(START, WORDS.index(b"b")), END) == END_OF_TEXT

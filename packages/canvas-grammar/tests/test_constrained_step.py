@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import re
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
-from canvas_grammar.automaton.graph import DEAD
+from canvas_grammar.automaton.compiled import CompiledConstraint
+from canvas_grammar.automaton.configurations import NO_STATE, START
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.tables import Column
-from canvas_grammar_support.chi_square import chi_square, limit
-from canvas_grammar_support.every_path import target_of_class
+from canvas_grammar.automaton.windows import Window, window
+from canvas_grammar.decoding import Session
 from canvas_grammar_support.helpers import (
     END,
+    LIMITS,
     automaton,
+    canvas,
     compiled,
     letters,
     pieces,
     record,
     text_of,
-    together,
-    window,
 )
-from canvas_grammar_support.joined import FORMS, best, best_tokens, drawn_tokens, joined
-from canvas_grammar_support.noise import row_keys
-from canvas_grammar_support.simulation import Masked, Run
+from canvas_grammar_support.joined import FORMS, joined, token_paths
+
+from vllm_dllm.ops.noise.keyed import row_keys
 
 PERSON = record(
     name={"type": "string", "minLength": 1, "maxLength": 12},
@@ -61,42 +61,74 @@ def check(kind: str, value: Any, text: str) -> None:
         validator.validate(json.loads(text))
 
 
+def denoised(
+    found: CompiledConstraint, budget: int, seed: int, most: int = LIMITS.window_states
+) -> tuple[list[int], list[Window]]:
+    """An output of random logits, and the windows of about `most` states that canvases followed.
+
+    Each step decides some positions of a masked canvas, in any order. The seed also settles how
+    long canvases are, how much of the first one is the prompt's, whether tokens are drawn, and
+    whether positions that are decided may change again.
+    """
+    length, tail = [8, 3, 16][seed % 3], [0, 2, 5][seed % 3]
+    generator = torch.Generator().manual_seed(seed)
+    configurations, ids = found.configurations(), len(pieces())
+    output, windows, state = list[int](), list[Window](), START
+    while True:
+        if not (windows and windows[0].whole):
+            windows.append(window(configurations, state, length, most))
+        constraint = joined(windows[-1].automaton)
+        place = int(np.flatnonzero(windows[-1].states == state)[0])
+        left = budget - len(output)
+        tokens = torch.full((1, length), ids - 1)
+        masked = torch.arange(length)[None] >= tail
+        fixed, step = ~masked, 0
+        while masked.any():
+            forced = torch.where(fixed if seed in (2, 5) else ~masked, tokens, -1)[0].tolist()
+            some = canvas(length, left, state=place, first=tail, forced=forced)
+            logits = torch.randn(1, length, ids, generator=generator) * 3
+            keys = row_keys(torch.tensor([[seed]]), step, torch.arange(length))
+            chosen = token_paths(constraint, logits, some, keys if seed % 2 else None)
+            assert chosen.feasible.all()
+            accept = masked & (torch.rand(1, length, generator=generator) < 0.4)
+            masked = masked & ~accept
+            decided = accept | (chosen.inside & ~masked & ~fixed)
+            tokens, step = torch.where(decided, chosen.token, tokens), step + 1
+        new = tokens[0, tail : tail + left].tolist()
+        new = new[: new.index(END) + 1] if END in new else new
+        output += new
+        if END in new or len(output) >= budget:
+            return output, windows
+        # The state follows only the tokens that have been emitted.
+        state, tail = functools.reduce(configurations.after, new, state), 0
+        assert state != NO_STATE, "what is put out satisfies the constraint so far"
+
+
 @pytest.mark.parametrize(("kind", "value"), CASES)
 @pytest.mark.parametrize("slack", [0, 1, 7, 40])
 def test_every_output_is_valid_and_finished(kind: str, value: Any, slack: int) -> None:
-    known = pieces()
-    found = compiled(kind, value, known)
-    budget = found.minimum + slack
-    for seed in range(8):
-        run = Run(
-            budget,
-            seed,
-            length=[8, 5, 16][seed % 3],
-            tail=[0, 3, 4][seed % 3],
-            sampled=seed % 2 == 1,
-            edits=seed in (2, 5),
-            own=seed in (3, 6),
-        )
-        ids = Masked(found, len(known), run).text()
-        assert len(ids) <= budget, run
-        assert ids[-1] == END, f"{run}: not finished"
-        check(kind, value, text_of(known, ids).decode())
+    found = compiled(kind, value, pieces())
+    for seed in range(6):
+        ids, _ = denoised(found, found.minimum + slack, seed)
+        assert len(ids) <= found.minimum + slack and ids[-1] == END, f"seed {seed}: not finished"
+        check(kind, value, text_of(pieces(), ids).decode())
 
 
-NESTED: dict[str, tuple[str, Any]] = {
-    "any JSON": ("json_schema", {}),
-    "any object": ("json_schema", {"type": "object"}),
-    "arrays": ("json_schema", {"type": "array", "items": {"$ref": "#"}}),
-    "a tree": ("json_schema", record(
-        name={"enum": ["a", "leaf"]}, children={"type": "array", "items": {"$ref": "#"}})),
-    "two that call each other": ("json_schema", {
+NESTED: dict[str, Any] = {
+    "any JSON": {},
+    "any object": {"type": "object"},
+    "arrays": {"type": "array", "items": {"$ref": "#"}},
+    "a tree": record(
+        name={"enum": ["a", "leaf"]}, children={"type": "array", "items": {"$ref": "#"}}
+    ),
+    "two that call each other": {
         "$ref": "#/$defs/a",
         "$defs": {
             "a": {"type": ["integer", "array"], "items": {"$ref": "#/$defs/b"}},
             "b": {**record(a={"$ref": "#/$defs/a"}), "additionalProperties": False},
         },
-    }),
-}  # fmt: skip
+    },
+}
 
 
 @pytest.mark.parametrize("name", NESTED)
@@ -104,138 +136,25 @@ NESTED: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("slack", [0, 1, 7, 60])
 def test_a_constraint_that_is_decoded_in_parts(name: str, most: int, slack: int) -> None:
     """Each canvas follows the window that begins where the output is, however small windows are."""
-    kind, value = NESTED[name]
-    known = pieces()
-    found = compiled(kind, value, known)
-    budget = found.minimum + slack
+    found = compiled("json_schema", NESTED[name], pieces())
     canvases = 0
     for seed in range(6):
-        run = Run(
-            budget,
-            seed,
-            length=[8, 3, 16][seed % 3],
-            tail=[0, 2, 5][seed % 3],
-            sampled=seed % 2 == 1,
-            edits=seed in (2, 5),
-            own=seed in (3, 4),
-            most=most,
-        )
-        masked = Masked(found, len(known), run)
-        ids = masked.text()
-        assert not masked.windows[0].whole
-        canvases += len(masked.windows)
-        assert len(ids) <= budget, run
-        assert ids[-1] == END, f"{run}: not finished"
-        check(kind, value, text_of(known, ids).decode())
+        ids, windows = denoised(found, found.minimum + slack, seed, most)
+        assert not windows[0].whole
+        canvases += len(windows)
+        assert len(ids) <= found.minimum + slack and ids[-1] == END, f"seed {seed}: not finished"
+        check("json_schema", NESTED[name], text_of(pieces(), ids).decode())
     assert slack < 60 or canvases > 6, "some take several canvases"
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_tokens_of_the_best_path_are_the_best_of_their_classes(form: str) -> None:
-    known, found = letters(), automaton("regex", "[abc]{2}(1|2)")
-    constraint = joined(found)
-    logits = torch.zeros(1, 5, len(known))
-    logits[0, 0, 3], logits[0, 1, 2], logits[0, 2, 11] = 2, 1, 1  # c, b, 2
-    logits[0, 0, 9], logits[0, 2, 1] = 5, 2  # which are not allowed
-    chosen = best_tokens(constraint, logits, window(5, 9), form)
-    assert text_of(known, chosen.token[0].tolist()) == b"cb2"
-    assert chosen.token[0].tolist() == [3, 2, 11, END, END]
-    assert chosen.margin[0].tolist() == [-3, 0, -1, 0, 0]
-    assert chosen.feasible.tolist() == [True]
-
-
-def after_the_end(length: int) -> torch.Tensor:
-    """Logits ``[1, L, ids]`` of a model that writes "ab", the end, and then the letter c."""
-    logits = torch.zeros(1, length, len(letters()))
-    for position, token in enumerate([1, 2, END, *[3] * (length - 3)]):
-        logits[0, position, token] = 9
-    logits[0, 3:, END] = -9
-    return logits
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("length", [3, 4, 12])
-def test_what_a_model_writes_after_the_end_makes_no_text_longer(length: int, form: str) -> None:
-    logits, constraint = after_the_end(length), joined(automaton("regex", "[a-c]+"))
-    chosen = best_tokens(constraint, logits, window(length, 20), form)
-    assert chosen.token[0].tolist() == [1, 2, *[END] * (length - 2)]
-    assert chosen.after_end[0].tolist() == [False] * 3 + [True] * (length - 3)
-    short = best_tokens(constraint, logits, window(length, 3), form)
-    assert not short.after_end.any(), "after the budget is no position"
-    forced = best_tokens(constraint, logits, window(length, 20, forced=[-1, -1, 3]), form)
-    assert forced.token[0, :3].tolist() == [1, 2, 3]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("pattern", "wide"), [("(a|b)+", False), ("[a-c1]+", True)])
-def test_a_drawn_text_is_as_likely_as_among_free_draws_that_satisfy_the_constraint(
-    pattern: str, wide: bool
-) -> None:
-    """The text up to the first end, whatever is drawn after it; also with a wide class."""
-    count, length = 20_000, 3
-    known = letters()
-    allowed = [n for n in range(len(known)) if re.fullmatch(pattern, text_of(known, [n]).decode())]
-    generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(1, length, len(letters()), generator=generator)
-    logits[0, 2, END] -= 3
-    found = automaton("regex", pattern)
-    every: dict[tuple[int, ...], float] = {}
-    log = logits[0].log_softmax(-1)
-    for size in range(1, length):
-        for ids in itertools.product(allowed, repeat=size):
-            chances = [log[place, token] for place, token in enumerate([*ids, END])]
-            every[(*ids, *[END] * (length - size))] = float(sum(chances).exp())
-    many = together([window(length, length)] * count)
-    keys = row_keys(torch.arange(count)[:, None], torch.arange(length))
-    constraint = joined(*[found] * count)
-    assert (constraint.classes[0][Column.WIDE] >= 0) == wide
-    drawn = drawn_tokens(constraint, logits.expand(count, -1, -1), many, keys)
-    order = {row: number for number, row in enumerate(every)}
-    numbers = torch.tensor([order[tuple(row)] for row in drawn.token.tolist()])
-    probability = torch.tensor(list(every.values()), dtype=torch.float64)
-    assert chi_square(numbers, probability / probability.sum()) < limit(len(every))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_sureness_is_the_models_probability(form: str) -> None:
     constraint = joined(automaton("regex", "[abc]{3}"))
     logits = torch.randn(1, 6, len(letters()), generator=torch.Generator().manual_seed(1))
-    chosen = best_tokens(constraint, logits, window(6, 4, first=1), form)
+    chosen = token_paths(constraint, logits, canvas(6, 4, first=1), form=form)
     expected = logits.softmax(-1).gather(2, chosen.token[..., None])[..., 0]
     expected[0, [0, 5]] = 1
     torch.testing.assert_close(chosen.probability(logits.softmax(-1).amax(-1)), expected)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_outside_of_the_window(form: str) -> None:
-    """Before it stands what stood there, after it the end."""
-    found = automaton("choice", ["ab"])
-    constraint = joined(found)
-    logits = torch.randn(1, 6, len(letters()))
-    some = window(6, 2, first=2, forced=[9, 13, 4])
-    chosen = best_tokens(constraint, logits, some, form)
-    assert chosen.token[0].tolist() == [9, 13, 4, END, END, END]
-    assert chosen.inside[0].tolist() == [False, False, True, True, False, False]
-    margin = logits[0].gather(1, chosen.token[0, :, None])[:, 0] - logits[0].amax(-1)
-    assert torch.equal(chosen.margin[0], margin)
-    other = best_tokens(constraint, logits, window(6, 9, first=2, forced=[0, 0, 9]), form)
-    assert not other.feasible
-    assert other.states[0].tolist() == [0] * 7
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_forced_tokens_are_themselves(form: str) -> None:
-    """Not the best of their class."""
-    found = automaton("regex", "[abc]{3}")
-    constraint = joined(found)
-    logits = torch.zeros(1, 4, len(letters()))
-    logits[..., 1] = 9
-    some = window(4, 4, forced=[-1, 3])
-    chosen = best_tokens(constraint, logits, some, form)
-    assert chosen.token[0].tolist() == [1, 3, 1, END]
-    drawn = drawn_tokens(constraint, logits, some, torch.arange(4)[None], form)
-    assert drawn.token[0, 1] == 3
-    assert text_of(letters(), drawn.token[0].tolist())[1:2] == b"c"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -243,38 +162,32 @@ def test_the_likelier_of_several_ends(form: str) -> None:
     known = Vocabulary.from_tokens([b"", b"a", b""], [0, 2])
     constraint = joined(automaton("regex", "a", known))
     logits = torch.tensor([[[0.0, 9, 0], [1, 9, 2], [2, 9, 1]]])
-    chosen = best_tokens(constraint, logits, window(3, 3), form)
+    chosen = token_paths(constraint, logits, canvas(3, 3), form=form)
     assert chosen.token.tolist() == [[1, 2, 0]]
-    drawn = drawn_tokens(constraint, logits, window(3, 3), torch.arange(3)[None], form)
+    drawn = token_paths(constraint, logits, canvas(3, 3), torch.arange(3)[None], form=form)
     assert drawn.token[0, 0] == 1
     assert set(drawn.token[0, 1:].tolist()) <= {0, 2}
 
 
-SHORT = {
-    **record(age={"type": "integer", "minimum": 0, "maximum": 150}, role={"enum": ["user", None]}),
-    "additionalProperties": False,
-}
-
-
-def naive_run(found: TokenAutomaton, seed: int) -> bool:
-    """Left to right with a mask at each position, and no look at the rest: does it dead-end?"""
-    generator = torch.Generator().manual_seed(seed)
-    state, target = 0, target_of_class(found)
-    for _ in range(int(found.distance[0]) + 2):
-        weights = torch.randn(found.classes, generator=generator)
-        weights[torch.from_numpy(target[state]) == DEAD] = -torch.inf
-        state = int(target[state, int(weights.argmax())])
-        if state == found.states - 1:
-            return False
-    return True
-
-
-def test_a_mask_from_left_to_right_would_not_be_enough() -> None:
-    """Why paths are planned: following the automaton alone runs out of budget."""
-    found = automaton("json_schema", SHORT, pieces())
-    assert sum(naive_run(found, seed) for seed in range(20)) > 10
-    budget = int(found.distance[0]) + 2
-    weights = torch.randn(1, budget, found.classes + 1)
-    paths = best(joined(found), weights, window(budget, budget))
-    assert paths.feasible[0]
-    assert int(paths.states[0, -1]) == found.states - 1
+def test_a_text_of_several_canvases_ends_within_its_budget() -> None:
+    """As in the README. Positions are decided from the last one on; the model would never end."""
+    length = 8
+    words = [text_of(letters(), [token]).decode() for token in range(len(letters()))]
+    session = Session(compiled("regex", "(ab)+[0-9]", letters()), length, torch.device("cpu"))
+    state, budget, tokens = START, 2 * length + 3, []
+    logits = torch.zeros(length, len(words))
+    logits[:, words.index("ab")] = 5.0
+    while budget > 0:
+        forced = torch.full((length,), -1)
+        for position in reversed(range(length)):
+            path = session.best_path(logits, forced, budget, state)
+            assert path.feasible.all()
+            forced[position] = path.token[0, position]
+        tokens += forced[:budget].tolist()
+        state, budget = session.after(forced[:budget].tolist(), state), budget - length
+        assert state == session.after(tokens) != NO_STATE
+    text = "".join(words[token] for token in tokens)
+    assert re.fullmatch("(ab)+[0-9]", text)
+    assert tokens[-1] == 0
+    assert text.count("ab") > 2 * length, "what the model wants is followed"
+    assert session.after([*tokens, words.index("a")]) == NO_STATE, "nothing follows the end"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 import pytest
+from canvas_grammar.grammar.context_free import calls
 from canvas_grammar.grammar.grammars import grammar
 from canvas_grammar.grammar.language import Node
 from canvas_grammar.limits import ConstraintError
-from canvas_grammar_support.derivations import derives, random_text
+from canvas_grammar_support.derivations import derives, drawn
 from canvas_grammar_support.grammars import GBNF, LARK
 from canvas_grammar_support.helpers import LIMITS
 from lark import Lark
@@ -27,9 +29,8 @@ NOT_IN_XGRAMMAR = {"templates", "ignored_case"}
 
 
 def samples(language: Node, count: int = 60) -> list[str]:
-    random = Random(1)
-    texts = {random_text(language, random, 3) for _ in range(3 * count)}
-    return sorted(t for t in texts if t is not None and len(t) <= LONGEST)[:count]
+    texts = set(drawn(language, 3 * count, seed=1))
+    return sorted(text for text in texts if len(text) <= LONGEST)[:count]
 
 
 def changed(texts: list[str], random: Random) -> set[str]:
@@ -161,3 +162,45 @@ def test_a_comment_ends_at_its_first_end() -> None:
     language = grammar(LARK["comments"], LIMITS)
     assert derives(language, "/* x */a;")
     assert not derives(language, "/* x */ y */a;")
+
+
+# ------------------------------------- rules that begin and end with calls of each other
+
+
+def random_grammar(random: Random) -> str:
+    """Three rules of few parts each: with so few, most begin or end with each other."""
+    names = ("root", "p", "q")
+
+    def part() -> str:
+        group = f'({random.choice(names)} | "b")'
+        made = random.choice([*names, '"a"', '"b"', '"a"', group])
+        return made + random.choice(["", "", "", "", "", "?", "*", "{1,2}"])
+
+    def option() -> str:
+        return " ".join(part() for _ in range(random.randint(1, 3)))
+
+    rules = [" | ".join(option() for _ in range(random.randint(1, 3))) for _ in names]
+    return "\n".join(f'{name} ::= {rule} | "a"' for name, rule in zip(names, rules, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_grammars_keep_their_language(seed: int) -> None:
+    text = random_grammar(Random(seed))
+    language, judge = grammar(text, LIMITS), Grammar.from_ebnf(text)
+    texts = ("".join(chars) for size in range(6) for chars in product("ab", repeat=size))
+    assert [t for t in texts if derives(language, t) != accepts(judge, t)] == [], text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= root "a" | "b"',
+        'root ::= "a" root | "b"',
+        'root ::= a\na ::= b "x" | "1"\nb ::= a "y" | "2"',
+        'root ::= a\na ::= "x" b | "1"\nb ::= "y" a | "2"',
+        'root ::= item | root "," item\nitem ::= [a-z]+',
+    ],
+)
+def test_repetition_calls_nothing(text: str) -> None:
+    """So lists of any length take no place of a stack, however they are written."""
+    assert not set(calls(grammar(text, LIMITS)))

@@ -7,16 +7,14 @@ import ipaddress
 import json
 import re
 import uuid
-from random import Random
 from urllib.parse import urlsplit
 
 import idna
 import jsonschema
 import pytest
-from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.grammar.json_formats import AUTOMATA
-from canvas_grammar.grammar.json_strings import string_tree
-from canvas_grammar_support.derivations import derives, random_text
+from canvas_grammar.grammar.json_strings import StringFacts, string_tree
+from canvas_grammar_support.derivations import derives, drawn
 
 CHECKERS = [
     validator.FORMAT_CHECKER
@@ -40,14 +38,13 @@ VALID = {
     "uri-reference": ["", "/a/b", "a/b?c", "#top", "../x", "https://example.org"],
     "iri": ["https://example.org/"],
     "iri-reference": ["#a", "https://example.org/"],
-    "uri-template": ["https://example.org/{user}/{?page,size:3}", "{+path}*x".replace("*", "")],
+    "uri-template": ["https://example.org/{user}/{?page,size:3}", "{+path}x"],
     "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
     "json-pointer": ["", "/a/b~0c~1d", "/", "/\"quoted\"/\\"],
-    "relative-json-pointer": ["0", "1/a", "2#", "0#"],
+    "relative-json-pointer": ["1/a", "2#", "0#"],  # some readers want more than digits
     "regex": ["", "^[a-z]+$", r"\d{3}-(?:a|b)*", "a.c"],
     "color": ["#fff", "#00ff7F", "navy"],
 }  # fmt: skip
-VALID["relative-json-pointer"].remove("0")  # some readers want more than digits
 INVALID = {
     "date": ["2023-02-29", "1900-02-29", "2024-13-01", "2024-1-1", "0000-01-01", "2024-04-31"],
     "time": ["12:00:00", "24:00:00Z", "12:60:00Z", "12:00:60Z", "12:00Z"],
@@ -99,11 +96,9 @@ def parsed(name: str, text: str) -> bool:
 @pytest.mark.parametrize("name", sorted(AUTOMATA))
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_is_offered_is_valid(name: str) -> None:
-    random, language = Random(0), string_tree(StringFacts(formats=(name,)))
-    texts = {random_text(language, random) for _ in range(400)} - {None}
+    texts = set(drawn(string_tree(StringFacts(formats=(name,))), 400))
     assert len(texts) > 15
-    for written in texts:
-        text = json.loads(written or "")
+    for text in map(json.loads, texts):
         for checker in CHECKERS:
             # Draft 3 alone has times without an offset.
             if name != "time" or checker is not jsonschema.Draft3Validator.FORMAT_CHECKER:

@@ -6,14 +6,13 @@ import json
 import re
 
 import pytest
-from canvas_grammar.grammar.json_facts import StringFacts
 from canvas_grammar.grammar.json_strings import (
     FEW,
     LONGEST_COUNTED,
+    StringFacts,
     string_language,
     string_tree,
 )
-from canvas_grammar.grammar.rules import Both, Call, Without
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar_support.derivations import derives
 from hypothesis import given, settings
@@ -93,19 +92,6 @@ def test_counted_strings_have_no_controls_but_short_ones() -> None:
         language = string_tree(StringFacts(most=most))
         assert derives(language, written("\n\t")) and derives(language, written('"\\'))
         assert derives(language, written("\u0001")) == (most == FEW)
-
-
-def test_simple_facts_make_simple_trees() -> None:
-    clipped = string_tree(StringFacts(2, 63, ("^[a-z][a-z0-9-]*$",)))
-    inside: list[object] = [clipped]
-    while inside:
-        node = inside.pop()
-        assert not isinstance(node, Both | Without)
-        inside += node.inside()  # type: ignore[attr-defined]
-    assert derives(clipped, f'"{"a" * 63}"') and derives(clipped, '"a-"')
-    assert not derives(clipped, f'"{"a" * 64}"') and not derives(clipped, '"a"')
-    big = StringFacts(patterns=("^[a-z]{3,90}$",))
-    assert isinstance(string_language(big), Call) and string_language(big) is string_language(big)
 
 
 def test_impossible_facts_are_the_empty_language() -> None:

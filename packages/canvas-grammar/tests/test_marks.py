@@ -11,16 +11,11 @@ from typing import Any
 import pytest
 from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar.automaton.configurations import END_OF_TEXT, NO_STATE, START
-from canvas_grammar.automaton.rule_automata import rule_automata
 from canvas_grammar.automaton.vocabulary import MARK_BYTE, Vocabulary
 from canvas_grammar.constraint import Constraint, Thought
-from canvas_grammar.grammar.language import ANY, chars, literal, optional, repeat, sequence
-from canvas_grammar.grammar.marks import ANY_MARK, MOST, OTHER, Mark, Marks
-from canvas_grammar.grammar.rules import Both, Call, Rule, Without
+from canvas_grammar.grammar.marks import MOST, OTHER, Marks
 from canvas_grammar.limits import ConstraintError
-from canvas_grammar_support.derivations import derives, marked
 from canvas_grammar_support.helpers import LIMITS, token_bytes
-from test_rule_automata import accepts
 
 # How the tokens of `vocabulary` are written in the expressions here.
 PLAIN = "a1<t>/"
@@ -114,31 +109,6 @@ def test_every_short_sequence_of_tokens(name: str) -> None:
         assert ends == bool(expected.fullmatch(text.replace("N", ADDED["N"]))), text
         fit += ends
     assert fit
-
-
-WORDS = repeat(sequence(literal("a"), optional(Mark(2, 2))), 0, None)
-MARKED = {
-    "plain": sequence(literal("a"), ANY_MARK, literal("b")),
-    "alone": Mark(3, 3),
-    "both": Both(repeat(Mark(1, 3), 0, None), repeat(Mark(2, 5), 0, 2)),
-    "without": Without(WORDS, sequence(WORDS, literal("a"), Mark(2, 2), literal("a"), WORDS)),
-    "in a rule": sequence(Call(Rule("words", WORDS)), Mark(1, 1)),
-    "optional": sequence(*(optional(Mark(n, n)) for n in range(1, 6)), chars(ANY)),
-}
-
-
-@pytest.mark.parametrize("name", MARKED)
-def test_automata_read_marks(name: str) -> None:
-    automata = rule_automata(MARKED[name], LIMITS)
-    found = 0
-    for length in range(5):
-        for letters in product([*"ab", *range(1, 6)], repeat=length):
-            text = "".join(c if isinstance(c, str) else marked(c) for c in letters)
-            data = b"".join(c.encode() if isinstance(c, str) else bytes([MARK_BYTE, c])
-                            for c in letters)  # fmt: skip
-            assert accepts(automata, data) == derives(MARKED[name], text), letters
-            found += derives(MARKED[name], text)
-    assert found
 
 
 def test_a_constraint_names_a_limited_number_of_tokens() -> None:

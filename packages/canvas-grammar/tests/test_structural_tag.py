@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from canvas_grammar.grammar.structural_tag import structural_tag
 from canvas_grammar.limits import ConstraintError
-from canvas_grammar_support.derivations import derives, random_text
+from canvas_grammar_support.derivations import derives, drawn
 from canvas_grammar_support.helpers import LIMITS, record
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string as judged
 
 ARGUMENTS = record(a={"type": "integer", "minimum": 0, "maximum": 9})
-
-
-def tag(name: str) -> dict[str, Any]:
-    content = {"type": "json_schema", "json_schema": ARGUMENTS, "style": "json", "excludes": []}
-    return {"type": "tag", "begin": f"<call>{name}:", "content": content, "end": "</call>"}
 
 
 NUMBER = {"type": "regex", "pattern": "[0-9]+"}
@@ -41,59 +36,6 @@ def dispatch(**options: bool) -> dict[str, Any]:
 
 def wrapped(given: Any) -> dict[str, Any]:
     return {"type": "structural_tag", "format": given}
-
-
-def separated(**options: bool) -> dict[str, Any]:
-    tags = [tag("x"), tag("y")]
-    return wrapped({"type": "tags_with_separator", "tags": tags, "separator": ";", **options})
-
-
-def accepts(tag: Any, text: str) -> bool:
-    return derives(structural_tag(tag, LIMITS), text)
-
-
-CALL = '<call>{}:{{"a":1}}</call>'
-X, Y = CALL.format("x"), CALL.format("y")
-
-
-@pytest.mark.parametrize(
-    ("options", "fit", "others"),
-    [
-        ({"at_least_one": True}, [X, Y, f"{X};{Y};{X}"], ["", X + Y, f"{X};"]),
-        ({"at_least_one": False}, ["", X, f"{Y};{X}"], [";"]),
-        ({"at_least_one": True, "stop_after_first": True}, [X, Y], ["", f"{X};{Y}"]),
-    ],
-)
-def test_tags_with_a_separator(options: dict[str, bool], fit: list[str], others: list[str]) -> None:
-    for text in fit:
-        assert accepts(separated(**options), text), text
-    for text in others:
-        assert not accepts(separated(**options), text), text
-
-
-def test_the_other_formats() -> None:
-    word = {"type": "const_string", "value": "ab"}
-    some = {"type": "or", "elements": [word, {"type": "regex", "pattern": "[0-9]+"}]}
-    every = wrapped(
-        {
-            "type": "sequence",
-            "elements": [
-                {"type": "plus", "content": some},
-                {"type": "optional", "content": {"type": "const_string", "value": "."}},
-                {"type": "star", "content": {"type": "const_string", "value": "!"}},
-            ],
-        }
-    )
-    for text in ("ab", "ab12ab", "7.", "7!!", "ab.!"):
-        assert accepts(every, text), text
-    for text in ("", ".", "a", "ab..", "!ab"):
-        assert not accepts(every, text), text
-
-
-def test_several_ends() -> None:
-    ends = wrapped({**tag("x"), "end": ["1", "2"]})
-    assert accepts(ends, '<call>x:{"a":1}2')
-    assert not accepts(ends, '<call>x:{"a":1}</call>')
 
 
 @pytest.mark.parametrize(
@@ -132,6 +74,9 @@ def test_deep_formats_are_refused() -> None:
         structural_tag(wrapped(deep), LIMITS)
 
 
+WORD = {"type": "const_string", "value": "ab"}
+SEPARATED = {"type": "tags_with_separator", "tags": TAGS, "separator": "x"}
+SCHEMA = {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 0}, "style": "json"}
 FREE = {
     "triggered": TRIGGERED,
     "at least one": {**TRIGGERED, "at_least_one": True},
@@ -154,7 +99,17 @@ FREE = {
     "repeat": {"type": "repeat", "min": 1, "max": 2, "content": TAG},
     "no end": {"type": "repeat", "min": 1, "max": -1, "content": TAG},
     "grammar": {"type": "grammar", "grammar": 'root ::= "<" root ">" | "a"'},
-}
+    "separated": {**SEPARATED, "at_least_one": True},
+    "separated or none": {**SEPARATED, "at_least_one": False},
+    "first of separated": {**SEPARATED, "at_least_one": True, "stop_after_first": True},
+    "repeated": {"type": "sequence", "elements": [
+        {"type": "plus", "content": {"type": "or", "elements": [WORD, NUMBER]}},
+        {"type": "optional", "content": {"type": "const_string", "value": ">"}},
+        {"type": "star", "content": {"type": "const_string", "value": "e"}},
+    ]},
+    "several ends": digits("<a>", ["e", "</a>"]),
+    "schema": digits("<a>", "</a>", SCHEMA),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -166,7 +121,7 @@ def test_xgrammar_reads_free_text_in_the_same_way(name: str) -> None:
     for _ in range(400):
         text = "".join(random.choices(pieces, k=random.randint(0, 6)))
         assert derives(language, text) == judged(judge, text), text
-    for text in filter(None, (random_text(language, random) for _ in range(40))):
+    for text in drawn(language, 40):
         assert judged(judge, text), text
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from typing import Any
 
 import pytest
-from canvas_grammar.grammar.decimals import few_numbers, surely_within
-from canvas_grammar.grammar.json.facts import fits_number
-from canvas_grammar.grammar.json.unlike_items import MOST_KINDS
-from canvas_grammar.grammar.json_facts import NumberFacts
+from canvas_grammar.grammar.json.scalars import MOST_KINDS
+from canvas_grammar_support.derivations import drawn
 from canvas_grammar_support.helpers import STRING, compiled, tiny
-from canvas_grammar_support.json_languages import drawn, language, offered, refusal, validator_of
-from hypothesis import given
-from hypothesis import strategies as st
+from canvas_grammar_support.json_languages import language, offered, refusal, validator_of
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 
@@ -110,40 +105,6 @@ def test_names_that_are_named_are_preferred() -> None:
         schema = {"type": "object", "properties": {"k1": {}}, "not": denied}
         texts = drawn(language(schema), 20)
         assert texts and all("k1" in json.loads(text) for text in texts)
-
-
-STEPS = st.sampled_from([Fraction(n, d) for n in range(1, 12) for d in (1, 2, 4, 10)])
-BOUND = st.none() | st.integers(-40, 40).map(Fraction)
-FACTS = st.builds(
-    NumberFacts,
-    integer=st.booleans(),
-    least=BOUND,
-    above=st.booleans(),
-    most=BOUND,
-    below=st.booleans(),
-    multiples=st.lists(STEPS, max_size=2).map(tuple),
-)
-
-
-@given(FACTS, FACTS)
-def test_few_numbers_are_those_that_fit(facts: NumberFacts, barred: NumberFacts) -> None:
-    facts = NumberFacts(*list(vars(facts).values())[:-1], excluded=(barred,))
-    found = few_numbers(facts)
-    if found is None:
-        assert not (facts.multiples or facts.integer) or None in (facts.least, facts.most)
-        return
-    grid = (Fraction(n, 40) for n in range(-1600, 1601))
-    fitting = {value for value in grid if fits_number(facts, value)}  # type: ignore[arg-type]
-    assert {Fraction(text) for text in found} >= fitting
-    assert all(fits_number(facts, Fraction(text)) for text in found)  # type: ignore[arg-type]
-
-
-@given(FACTS, FACTS)
-def test_what_is_surely_within_is_within(one: NumberFacts, other: NumberFacts) -> None:
-    if surely_within(one, other):
-        for value in (Fraction(n, 20) for n in range(-900, 900)):
-            fits = fits_number(one, value)  # type: ignore[arg-type]
-            assert not fits or fits_number(other, value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
+from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import (
     END_OF_TEXT,
     NO_STATE,
@@ -13,12 +15,10 @@ from canvas_grammar.automaton.configurations import (
     Configurations,
 )
 from canvas_grammar.automaton.graph import DEAD, NEVER, fewest_steps
-from canvas_grammar.automaton.pushdown import NO_CLASS, pushdown_tables
+from canvas_grammar.automaton.pushdown import pushdown_tables
 from canvas_grammar.automaton.rule_automata import rule_automata
-from canvas_grammar.automaton.vocabulary import Vocabulary
 from canvas_grammar.automaton.windows import TokenAutomaton, window
 from canvas_grammar.grammar.language import Node, literal, sequence
-from canvas_grammar.grammar.regex import regex
 from canvas_grammar.grammar.rules import Call, Rule
 from canvas_grammar.limits import CompileLimits, ConstraintError
 from canvas_grammar_support.helpers import (
@@ -105,17 +105,14 @@ def test_a_window_of_endlessly_many_states() -> None:
     assert window(configurations_of(ALL["nested"], depth=5), START, 16, 200).whole
 
 
-def test_classes_are_numbered_by_their_lowest_token() -> None:
-    found = automaton("regex", "[abc]{1,3}")
-    first = [int(np.flatnonzero(found.class_of_token == n)[0]) for n in range(found.classes - 1)]
-    assert first == sorted(first)
-    assert found.class_of_token[END] == found.classes - 1
+def after(found: CompiledConstraint, *tokens: int) -> int:
+    return functools.reduce(found.configurations().after, tokens, START)
 
 
 def test_only_the_empty_text() -> None:
     found = automaton("choice", [""])
     assert (found.states, found.classes, int(found.distance[0])) == (2, 1, 1)
-    assert found.advance(0, np.array([END, END])) == 1
+    assert after(compiled("choice", [""]), END, END) == END_OF_TEXT
 
 
 def test_the_budget() -> None:
@@ -132,24 +129,9 @@ def test_words_that_the_tokens_cannot_write() -> None:
     with pytest.raises(ConstraintError, match="written with this tokenizer"):
         automaton("regex", "x+")
     # Only what can be finished is offered: b may stand, but not before an x.
-    found = automaton("regex", "b(x|a)|bbx")
-    assert found.advance(0, np.array([2])) != DEAD
-    assert found.advance(0, np.array([2, 2])) == DEAD
-
-
-def test_advance_walks_and_dies() -> None:
-    found = automaton("regex", "(ab)+c?")
-    assert found.advance(0, np.array([4, 1, 2])) == found.advance(0, np.array([1, 2]))
-    assert found.advance(0, np.array([4, 4, 3, END, END])) == found.states - 1
-    assert found.advance(0, np.array([4, 3, 4])) == DEAD
-    assert found.advance(0, np.array([END])) == DEAD
-    assert found.advance(0, np.array([13])) == DEAD, "a token without bytes"
-
-
-def test_several_ends() -> None:
-    known = Vocabulary.from_tokens([b"", b"a", b"", b"b"], [2, 0])
-    tables = pushdown_tables(rule_automata(regex("a*"), LIMITS), known, LIMITS)
-    assert tables.class_of_token.tolist() == [1, 0, 1, NO_CLASS]
+    found = compiled("regex", "b(x|a)|bbx")
+    assert after(found, 2) != NO_STATE
+    assert after(found, 2, 2) == NO_STATE
 
 
 @pytest.mark.parametrize(
@@ -173,26 +155,3 @@ def test_a_text_that_must_nest_deeper_than_allowed() -> None:
     assert Configurations(tables, 2).minimum == 7  # aa a c b b b, and the end
     with pytest.raises(ConstraintError, match="nests deeper than 1 calls"):
         Configurations(tables, 1)
-
-
-def test_fewest_steps_of_a_small_graph() -> None:
-    source, target = np.array([0, 1, 2, 3, 0]), np.array([1, 2, 0, 3, 3])
-    goal = np.array([False, False, True, False])
-    assert fewest_steps(source, target, goal).tolist() == [2, 1, 0, NEVER]
-    none = np.array([], dtype=np.int64)
-    assert fewest_steps(none, none, goal).tolist() == [NEVER, NEVER, 0, NEVER]
-
-
-def test_advance_in_parts_is_advance_at_once() -> None:
-    """So a request that comes back is where it was, whatever its canvases were."""
-    ids = np.array([1, 2, 4, 4, 3, 10, 12, END, END])
-    found = automaton("regex", "(a|b)*c[12]*")
-    state = 0
-    for part in np.split(ids, [2, 3, 7]):
-        state = found.advance(state, part)
-    assert state == found.advance(0, ids) == found.states - 1
-    stacks = compiled("regex", "(a|b)*c[12]*").configurations()
-    reached = START
-    for token in ids.tolist():
-        reached = stacks.after(reached, token)
-    assert reached == END_OF_TEXT and stacks.after(START, 13) == NO_STATE

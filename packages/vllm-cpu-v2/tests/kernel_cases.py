@@ -1,18 +1,30 @@
-"""Inputs for every bridged kernel: batches with awkward rows, and calls of vLLM's own wrappers.
+"""Worker of test_kernels: run every kernel in Triton's interpreter and its stand-in, and compare.
 
-Imported by run_kernel_cases.py where vLLM has real kernels. A case draws its inputs, calls vLLM's
-wrapper function, and returns every tensor that the kernel may have touched, poisoned before.
+Started as a script in the environment that `triton_interpreter.interpreter_env` makes, so that
+vLLM has real kernels. A case draws a batch with awkward rows, calls vLLM's own wrapper function,
+and returns every tensor that the kernel may have touched, poisoned before. It is run three times
+with equal seeds:
+
+- with the kernel, in the interpreter;
+- with the stand-in, which has to give the same bytes (or, for float results, be close);
+- with a kernel that does nothing, which has to give something else. This proves that outputs
+  start out poisoned, so that a stand-in which leaves one unwritten is caught.
+
+The result is one line of JSON on stdout.
 """
 
 import importlib
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import vllm_cpu_v2.import_hook  # noqa: F401
-from vllm_cpu_v2.launch import STAND_INS
+from vllm_cpu_v2 import plugin
+from vllm_cpu_v2.launch import STAND_INS, KernelStandIn
 
 importlib.import_module("vllm.v1.worker.cpu.shm")  # before any GPU module, as the worker does
 
@@ -21,6 +33,8 @@ from vllm.v1.worker.gpu.sample import logprob  # noqa: E402
 
 CPU = torch.device("cpu")
 POISON = -77
+SEEDS = range(12)
+FLOAT_SEEDS = range(2)  # interpreting a loop over the vocabulary is slow
 Outputs = dict[str, torch.Tensor]
 
 
@@ -28,7 +42,6 @@ class Batch:
     """A random batch: R requests in S slots, with zero-length rows among them."""
 
     def __init__(self, rng: np.random.Generator, canvas: int = 8) -> None:
-        """Draw sizes, slots, lengths and states."""
         self.canvas, self.slots = canvas, 12
         self.reqs = int(rng.integers(1, 9))
         self.idx = torch.from_numpy(rng.permutation(self.slots)[: self.reqs].astype(np.int64))
@@ -51,12 +64,10 @@ def running(lengths: np.ndarray) -> torch.Tensor:
 def ints(
     rng: np.random.Generator, low: int, high: int, shape: Any, dtype: type = np.int32
 ) -> torch.Tensor:
-    """Random integers."""
     return torch.from_numpy(rng.integers(low, high, shape).astype(dtype))
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """A tensor of the poison value."""
     return torch.full(shape, POISON, dtype=dtype)
 
 
@@ -271,3 +282,55 @@ CASES: dict[str, tuple[str, Callable[..., None], Callable[[np.random.Generator],
     for function in functions
 }
 CASES["apply_write_groups"] = (*CASES["apply_write"][:2], apply_write_groups)
+
+
+class NoKernel:
+    """A kernel that does nothing."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def worst_difference(left: Outputs, right: Outputs) -> float:
+    """The largest difference of any two numbers; infinite if NaN or another type is among them."""
+    worst = 0.0
+    for name, a in left.items():
+        b = right[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return float("inf")
+        gap = torch.where(a == b, 0, (a.double() - b.double()).abs())  # -inf equals -inf
+        worst = max(worst, float(gap.nan_to_num(nan=float("inf")).max()))
+    return worst
+
+
+def examine(name: str) -> dict[str, Any]:
+    """Compare one kernel with its stand-in over all seeds."""
+    module_name, function, case = CASES[name]
+    module = importlib.import_module(f"vllm.v1.worker.gpu.{module_name}")
+    kernel = getattr(module, f"_{function.__name__}_kernel")
+
+    def run(seed: int, by: Any) -> Outputs:
+        with mock.patch.object(module, f"_{function.__name__}_kernel", by):
+            return {k: v.clone() for k, v in case(np.random.default_rng(seed)).items()}
+
+    worst, noticed = 0.0, True
+    for seed in FLOAT_SEEDS if module_name == "sample.logprob" else SEEDS:
+        expected = run(seed, kernel)
+        worst = max(worst, worst_difference(expected, run(seed, KernelStandIn(kernel, function))))
+        noticed &= worst_difference(expected, run(seed, NoKernel())) > 0
+    return {"kind": type(kernel).__name__, "worst": worst, "no_kernel_noticed": noticed}
+
+
+def main() -> None:
+    # Fills what torch.empty returns with NaN or the largest integer: the poison of outputs that
+    # vLLM's wrappers allocate themselves.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    report: dict[str, Any] = {name: examine(name) for name in CASES}
+    plugin.register()
+    report["bridge"] = plugin.parts()
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,11 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_cpu_v2.compilation import (
-    OBJECTS_BETWEEN_COLLECTIONS,
-    compiling_on_all_cores,
-    first_working,
-)
+from vllm_cpu_v2.compilation import OBJECTS_BETWEEN_COLLECTIONS, compiling_on_all_cores
 
 # Nothing is compiled: each check of PyTorch's succeeds. In a process of its own, because PyTorch
 # remembers the answers.
@@ -44,16 +40,6 @@ print(*cpu_vec_isa.valid_vec_isa_list(), sep=";")
 """
 
 
-class Instructions:
-    def __init__(self, works: bool) -> None:
-        self.works = works
-        self.tried = False
-
-    def __bool__(self) -> bool:
-        self.tried = True
-        return self.works
-
-
 def printed(code: str, **environment: str) -> list[str]:
     env = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     done = subprocess.run(
@@ -67,20 +53,12 @@ def printed(code: str, **environment: str) -> list[str]:
     return done.stdout.strip().splitlines()[-1].split(";")
 
 
-def test_nothing_is_tried_behind_the_first_that_works() -> None:
-    """Catches a check of all of them, each of which takes the compiler seconds."""
-    candidates = [Instructions(False), Instructions(True), Instructions(True)]
-    assert first_working(candidates) is candidates[1]
-    assert [each.tried for each in candidates] == [True, True, False]
-
-
-def test_none_works() -> None:
-    assert first_working([Instructions(False)]) is None
-
-
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 processors only")
 def test_the_choice_is_pytorchs() -> None:
-    """Catches slower kernels, or a choice of the user's that is lost."""
+    """And nothing is tried after it, because each takes the compiler seconds.
+
+    Catches slower kernels, or a choice of the user's that is lost.
+    """
     best, *others = printed(PYTORCH_ALONE)
     assert printed(TRIED) == [best, "1"]
     if "avx2" in others:

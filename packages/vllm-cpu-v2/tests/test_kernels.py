@@ -30,12 +30,12 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Result of run_kernel_cases.py, run once with Triton's interpreter."""
+    """Result of kernel_cases.py, run once with Triton's interpreter."""
     pytest.importorskip("triton")
     pytest.importorskip("vllm")
     env = INTERPRETER["interpreter_env"](tmp_path_factory.mktemp("triton") / "backend")
     done = subprocess.run(
-        [sys.executable, str(HERE / "run_kernel_cases.py")],
+        [sys.executable, str(HERE / "kernel_cases.py")],
         env=env,
         capture_output=True,
         text=True,
@@ -49,18 +49,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_stand_in_equals_kernel(report: dict[str, Any], name: str) -> None:
     """Same seeds, same inputs, same bytes; close for float results."""
     result = report[name]
-    assert result["kinds"] == ["InterpretedFunction"], "the reference was not Triton's interpreter"
+    assert result["kind"] == "InterpretedFunction", "the reference was not Triton's interpreter"
     assert result["no_kernel_noticed"], "this case would not notice a kernel that does nothing"
-    if name in FLOAT_KERNELS:
-        assert result["worst"] <= FLOAT_TOLERANCE
-    else:
-        assert result["equal"], result
-
-
-def test_report_is_complete_and_poisoned(report: dict[str, Any]) -> None:
-    """Every stand-in has a case, and outputs allocated by vLLM's wrappers began as NaN."""
-    assert report.keys() == {*CASES, "poison", "bridge"}
-    assert report["poison"]
+    assert result["worst"] <= (FLOAT_TOLERANCE if name in FLOAT_KERNELS else 0)
 
 
 def test_real_triton_keeps_the_bridge_away(report: dict[str, Any]) -> None:

@@ -22,6 +22,12 @@ from vllm_cpu_v2.packed_layers import packed_values, unpacked
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
+def layer_of(isa: str) -> SimpleNamespace:
+    """Experts whose kernel is for these instructions."""
+    kernel = SimpleNamespace(fused_experts=SimpleNamespace(isa=isa))
+    return SimpleNamespace(quant_method=SimpleNamespace(moe_kernel=kernel))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(8, 64, 128), (3, 192, 32)])
 @pytest.mark.parametrize("isa", ["vec", "amx"])
@@ -30,13 +36,9 @@ def test_experts(shape: tuple[int, int, int], dtype: torch.dtype, isa: str) -> N
         pytest.skip("this kernel needs AMX and bfloat16")
     weight = torch.randn(shape).to(dtype)
     packed = cpu_prepack_moe_weight(weight, isa)
-    experts = SimpleNamespace(isa=isa)
-    layer = SimpleNamespace(
-        quant_method=SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=experts))
-    )
     assert not torch.equal(packed.view_as(weight), weight)
     for name in ("w13_weight", "w2_weight"):
-        assert torch.equal(packed_values(layer, name, packed, weight), weight)
+        assert torch.equal(packed_values(layer_of(isa), name, packed, weight), weight)
 
 
 def test_padded_experts() -> None:
@@ -45,17 +47,12 @@ def test_padded_experts() -> None:
     pad = torch.zeros(2, 8, 64)
     both = torch.cat([gate, pad, up, pad], 1)
     wide = torch.cat([down, pad.mT], 2)
-    layer = SimpleNamespace(
-        quant_method=SimpleNamespace(
-            moe_kernel=SimpleNamespace(fused_experts=SimpleNamespace(isa="vec"))
-        )
-    )
     for name, padded, plain in (
         ("w13_weight", both, torch.cat([gate, up], 1)),
         ("w2_weight", wide, down),
     ):
         packed = cpu_prepack_moe_weight(padded.contiguous(), "vec")
-        assert torch.equal(packed_values(layer, name, packed, plain), plain)
+        assert torch.equal(packed_values(layer_of("vec"), name, packed, plain), plain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import answers_of_child
+from tests.support.child import in_child
 
 PINNED = Path(__file__).with_name("step_costs.json")
 WARM = {"temperature": 0.7}
@@ -107,7 +107,7 @@ def sizes(name: str) -> tuple[int, ...]:
 def measured(names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     """The costs of cases at their sizes, by name."""
     cases = [(name, CASES[name] | {"canvases": n}) for name in names for n in sizes(name)]
-    found = answers_of_child("fake_steps", [case for _, case in cases])
+    found = in_child("tests.support.children.fake_steps:costs", [case for _, case in cases])
     costs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for (name, _), cost in zip(cases, found, strict=True):
         costs[name].append(cost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,8 +12,10 @@ from examples.tiny.tokens import llada2_tokenizer, sdar_tokenizer
 from examples.tiny.training import Encoder
 from tests.support.checkpoints import TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
+from tests.support.families import dllm
 from vllm_dllm.decoding.names import algorithm_names
-from vllm_dllm.engine.slots import AlgorithmSlots
+from vllm_dllm.settings.server import ThresholdUnderLoad
+from vllm_dllm.tracing.trace import Trace
 
 pytestmark = pytest.mark.engine
 
@@ -71,15 +73,14 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     (path, block), asked = MODELS[model], prompts(model, count)
     for policy in policies:
         settings = POLICIES[policy]
-        options = {"additional_config": {"dllm": settings}, "disable_log_stats": False}
+        options = dllm(**settings) | {"disable_log_stats": False}
         options["async_scheduling"] = policy == "two blocks"
         with engine(path, block, max_num_seqs=96, **options) as running:
             assert (running.runner.model_state.parts.window is None) == (policy != "two blocks")
-            alone: Answers = {}
-            one = asked[:1]
-            for name in NAMES:
-                params = greedy(64, diffusion_algorithm=name)
-                alone[name] = [running.generate([prompt], [params])[0] for prompt in one]
+            alone: Answers = {
+                name: running.generate(asked[:1], [greedy(64, diffusion_algorithm=name)])
+                for name in NAMES
+            }
             before = steps(running)
             together = ask(running, asked, NAMES, 64)
             found[policy] = {
@@ -93,40 +94,22 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_mixed_batches(outcomes: dict[str, dict[str, Any]]) -> None:
-    """Requests with different algorithms share a batch."""
+def test_nothing_changes_an_answer(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Neither a policy, nor other algorithms in the batch, `max_tokens`, or a streamed prefix."""
+    plain = outcomes["plain"]
     for policy, outcome in outcomes.items():
+        for kind in ("alone", "together", "short"):
+            assert outcome[kind] == plain[kind], (policy, kind)
         for name in NAMES:
             assert outcome["together"][name][:1] == outcome["alone"][name], (policy, name)
-
-
-@pytest.mark.parametrize("kind", ["alone", "together", "short"])
-def test_nothing_changes_an_answer(kind: str, outcomes: dict[str, dict[str, Any]]) -> None:
-    for policy, outcome in outcomes.items():
-        assert outcome[kind] == outcomes["plain"][kind], policy
-
-
-def test_streaming_prefixes_changes_nothing(outcomes: dict[str, dict[str, Any]]) -> None:
-    for policy, outcome in outcomes.items():
         for name in STREAMABLE:
-            assert outcome["streamed"][name] == outcomes["plain"]["together"][name], policy
-
-
-@pytest.mark.long
-def test_short_blocks() -> None:
-    """Every algorithm with blocks of 4: the same answers with commits of their own and without."""
-    (path, block), asked, found = MODELS["sdar"], prompts("sdar"), []
-    for settings in ({"fused_commit": "off"}, {"fused_commit": "on"}):
-        options: dict[str, Any] = {"additional_config": {"dllm": settings}, "max_num_seqs": 96}
-        with engine(path, block, async_scheduling=True, **options) as running:
-            found.append(ask(running, asked, NAMES, 64))
-    assert found[0] == found[1]
-    # Problems as easy as these have one answer, unless an algorithm edits what the model has never
-    # seen to be wrong.
-    sequential = found[0]["Sequential"]
-    for name in STREAMABLE:
-        same = sum(a == b for a, b in zip(found[0][name], sequential, strict=True))
-        assert same >= len(asked) - 3, name
+            assert outcome["streamed"][name] == plain["together"][name], (policy, name)
+    for name in NAMES:
+        for (tokens, reason), (longer, _) in zip(
+            plain["short"][name], plain["together"][name], strict=True
+        ):
+            assert tokens == longer[:5]
+            assert reason == ("stop" if tokens == longer else "length")
 
 
 def test_less_work(outcomes: dict[str, dict[str, Any]]) -> None:
@@ -138,35 +121,73 @@ def test_less_work(outcomes: dict[str, dict[str, Any]]) -> None:
     assert outcomes["sync"]["steps"] > outcomes["early"]["steps"], "waiting costs passes"
 
 
-def test_short_answers_stop_at_max_tokens(outcomes: dict[str, dict[str, Any]]) -> None:
-    for name in NAMES:
-        short, full = outcomes["plain"]["short"][name], outcomes["plain"]["together"][name]
-        for (tokens, reason), (longer, _) in zip(short, full, strict=True):
-            assert tokens == longer[:5]
-            assert reason == ("stop" if tokens == longer else "length")
+# ---- A threshold that follows the load
+
+RULE = {"from": 1.0, "to": 0.5, "at_requests": 4}
+AT = ThresholdUnderLoad.parse(RULE).at
+GAUGE = "vllm:diffusion_threshold_under_load"
 
 
-@pytest.fixture
-def running() -> Iterator[Engine]:
-    """JointThreshold is the server's, from a YAML file."""
-    with engine(TINY_LLADA2, 32, additional_config=SERVER) as started:
-        yield started
+def ask_traced(running: Engine, prompts: list[list[int]], own: list[float | None]) -> list[Trace]:
+    """The traces of prompts that are asked together, some with a threshold of their own."""
+    params = [
+        greedy(64, diffusion_trace=True, **({} if it is None else {"diffusion_threshold": it}))
+        for it in own
+    ]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = running.llm.generate(asked, params, use_tqdm=False)
+    return [output.outputs[0].diffusion_trace for output in outputs]
 
 
-SERVER = {"dllm": {"algorithm": "JointThreshold-Q", "threshold": 0.8}}
+def decided(trace: Trace) -> tuple[list[int], list[float]]:
+    return trace.step_maps, trace.probabilities
 
 
-def largest(bank: AlgorithmSlots) -> dict[str, float]:
-    """The largest value of each setting in any slot."""
-    return dict(zip(bank.names, bank.parameters.amax(0).tolist(), strict=True))
+def thresholds(trace: Trace) -> list[float | None]:
+    return [each.threshold for block in trace.blocks for each in block.passes]
 
 
-def test_the_server_s_algorithm_and_the_request_s(running: Engine) -> None:
-    prompt = prompts("llada2")[2]
-    running.generate([prompt], [greedy(4)])
-    (bank,) = running.slots.algorithms.by_name.values()
-    assert bank.algorithm.name == "JointThreshold"
-    assert largest(bank)["threshold"] == pytest.approx(0.8)
-    assert largest(bank)["edit_threshold"] == pytest.approx(0.5)
-    running.generate([prompt], [greedy(4, diffusion_algorithm="FixedSteps", diffusion_steps=2)])
-    assert largest(running.slots.algorithms.by_name["FixedSteps"])["steps"] == 2
+def check(trace: Trace, requests: Counter[int]) -> None:
+    """Each pass has the threshold of its step, and decides what is surer, or one position."""
+    for block in trace.blocks:
+        for each in block.passes:
+            assert each.threshold == AT(requests[each.engine_step])
+            events = [event for event in block.events if event.step == each.step]
+            if each.kind == "denoise" and len(events) > 1:
+                assert min(event.probability for event in events) > each.threshold
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"enforce_eager": False, "async_scheduling": True}, marks=pytest.mark.long),
+        pytest.param({"additional_config": {"fused_commit": "on"}}, marks=pytest.mark.long),
+    ],
+    ids=["plain", "compiled and asynchronous", "fused"],
+)
+def test_thresholds_of_steps(options: dict[str, Any]) -> None:
+    asked = prompts("llada2", 3)
+    section = {"threshold_under_load": RULE, **options.pop("additional_config", {})}
+    options["additional_config"] = {"dllm": section}
+    with engine(TINY_LLADA2, 32, disable_log_stats=False, **options) as running:
+        alone, careful, fast, own = (
+            ask_traced(running, asked[:1], [it])[0] for it in (None, 1.0, 0.5, 0.8)
+        )
+        together = ask_traced(running, asked[:1] * 4, [None] * 4)
+        mixed = ask_traced(running, asked[::-1], [None, None, 0.8])
+        gauges = [each for each in running.llm.get_metrics() if each.name == GAUGE]
+        assert [each.value for each in gauges] == [AT(0)]
+    assert {*thresholds(alone)} == {1.0}
+    assert decided(alone) == decided(careful) != decided(fast)
+    for trace in together:  # all begin and end together
+        assert {*thresholds(trace)} == {0.5}
+        assert decided(trace) == decided(fast)
+    assert {*thresholds(mixed[2])} == {*thresholds(own)} == {None}
+    assert decided(mixed[2]) == decided(own)
+    requests = Counter(
+        each.engine_step for trace in mixed for block in trace.blocks for each in block.passes
+    )
+    for trace in mixed[:2]:
+        check(trace, requests)
+    assert 0.666667 in {it for trace in mixed[:2] for it in thresholds(trace)}

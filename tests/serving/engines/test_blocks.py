@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import StructuredOutputsParams as Constraint
 
 from tests.support.checkpoints import TINY, TINY_LLADA2
 from tests.support.drive import Driver
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.families import dllm as settings
+from tests.support.long import long_but
 from tests.support.reference import MARGIN, Answer, Rule
 from tests.support.reference_sdar import END, VOCABULARY, Reference, random_checkpoint
+from vllm_dllm.engine.constraints import CanvasStarts
 
 pytestmark = pytest.mark.engine
 
@@ -44,11 +51,6 @@ QUICK = ("plain", "chunks", "preempted", "preempted, sync")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_checkpoint(tmp_path_factory.mktemp("sdar"), experts=False, block=LENGTH)
-
-
-def start(model: Path, **options: Any) -> Any:
-    own = {"diffusion_config": None, "max_model_len": CONTEXT}
-    return engine(model, LENGTH, **(own | options))
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +96,13 @@ def assert_equal(name: str, got: list[Any], wanted: list[Answer]) -> None:
     assert not different, (name, different)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.long) for each in ENGINES],
-)
+@pytest.mark.parametrize("name", long_but(QUICK, ENGINES))
 def test_equals_the_plain_loop(model: Path, asked: Any, wanted: list[Answer], name: str) -> None:
     prompts = [prompt for prompt, *_ in asked]
     if name == "all open":
         wanted = expected(model, asked, most=BLOCKS, tenths=0)
-    with start(model, **ENGINES[name]) as running:
+    own = {"diffusion_config": None, "max_model_len": CONTEXT}
+    with engine(model, LENGTH, **(own | ENGINES[name])) as running:
         preempted = count_calls(running.scheduler, "_preempt_request")
         for again in range(2):  # the second time prompts come out of the cache
             assert_equal(f"{name} {again}", running.generate(prompts, params(asked)), wanted)
@@ -119,27 +119,14 @@ def test_equals_the_plain_loop(model: Path, asked: Any, wanted: list[Answer], na
         running.assert_idle()
 
 
-@pytest.mark.parametrize("options", [{}, {"async_scheduling": True}], ids=["waits", "ahead"])
-def test_one_open_block_equals_a_server_without(model: Path, asked: Any, options: Any) -> None:
-    prompts = [prompt for prompt, *_ in asked]
-    with start(model, **options) as running:
-        assert running.slots.length == LENGTH
-        plain = running.generate(prompts, params(asked))
-    with start(model, **(dllm() | options)) as running:
-        assert running.slots.length == BLOCKS * LENGTH
-        assert running.generate(prompts, params(asked, diffusion_blocks=1)) == plain
-        assert running.generate(prompts, params(asked)) != plain
-
-
 def changed(options: dict[str, Any]) -> list[tuple[list[int], Any]]:
     """Prompts and parameters of requests with constraints, penalties and both."""
-    from vllm.sampling_params import StructuredOutputsParams as Constraint
-
     draw = random.Random(1)
     # More states than a canvas is decoded with, even without calls.
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randrange(9, 24))) for _ in range(300)]
     record = {"n": {"type": "integer"}, "tags": {"type": "array", "items": {"enum": words}}}
     every: list[dict[str, Any]] = [
+        {},
         {"structured_outputs": Constraint(regex="([a-f]{3} [0-9]{2}[,.] ){2,6}")},
         {"structured_outputs": Constraint(json={"properties": record, "required": ["n", "tags"]})},
         {"structured_outputs": Constraint(json_object=True)},
@@ -159,12 +146,8 @@ def changed(options: dict[str, Any]) -> list[tuple[list[int], Any]]:
 
 
 @pytest.mark.parametrize("name", ["tiny-sdar", "tiny-llada2-blocks"])
-def test_one_open_block_with_constraints_and_penalties(name: str) -> None:
+def test_one_open_block_equals_a_server_without(name: str) -> None:
     """Also where the constraint of a block comes late, as on a GPU, and after preemptions."""
-    import torch
-
-    from vllm_dllm.engine.constraints import CanvasStarts
-
     prompts = [prompt for prompt, _ in changed({})]
     with engine(TINY / name, 8, diffusion_config=None) as running:
         plain = running.generate(prompts, [asked for _, asked in changed({})])
@@ -192,8 +175,6 @@ def test_one_open_block_with_constraints_and_penalties(name: str) -> None:
 
 def outputs(running: Engine, prompt: list[int], params: Any) -> list[list[int]]:
     """The tokens of each message, one after another."""
-    from vllm.sampling_params import RequestOutputKind
-
     params.output_kind = RequestOutputKind.DELTA
     core, found = running.llm.llm_engine, []
     core.add_request("one", {"prompt_token_ids": prompt}, params)
@@ -204,11 +185,6 @@ def outputs(running: Engine, prompt: list[int], params: Any) -> list[list[int]]:
 
 def test_passes_streams_and_constraints() -> None:
     """With trained weights: fewer passes, prefixes that leave early, and outputs that are valid."""
-    import re
-
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
     pattern = "([a-f]{3} [0-9]{2}[,.] ){4,8}"
     with engine(TINY_LLADA2, 8, **dllm()) as running:
         passes = count_calls(running.runner.sampler.canvas_update, "plan")
@@ -229,7 +205,7 @@ def test_passes_streams_and_constraints() -> None:
                 temperature=temperature,
                 seed=5,
                 max_tokens=200,
-                structured_outputs=StructuredOutputsParams(regex=pattern),
+                structured_outputs=Constraint(regex=pattern),
             )
             found = running.llm.generate(
                 [{"prompt_token_ids": prompt}] * 3, [asked] * 3, use_tqdm=False

@@ -12,11 +12,53 @@ import pytest
 import torch
 
 from tests.support.child import in_child
-from tests.support.engine import engine
-from tests.support.gemma_answers import IMAGES, ask
+from tests.support.engine import Engine, engine
 from tests.support.reference_gemma import COLD, VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+IMAGES = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "max_num_batched_tokens": 1024}
+
+
+def picture(seed: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 255, (4, 6, 3), dtype=np.uint8)
+    return Image.fromarray(pixels.repeat(16, 0).repeat(16, 1))
+
+
+def question(case: dict[str, Any]) -> dict[str, Any]:
+    if "image" not in case:
+        return {"prompt_token_ids": case["prompt"]}
+    text = "<bos><|turn>user<|image|>what?<turn|><|turn>model"
+    return {"prompt": text, "multi_modal_data": {"image": picture(case["image"])}}
+
+
+def ask(running: Engine, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens, and for every token the reported [id, logprob, rank], of some cases together."""
+    from vllm import SamplingParams
+
+    own = ("prompt", "extra", "image")
+    params = [
+        SamplingParams(
+            ignore_eos=True,
+            extra_args=case["extra"],
+            **{name: value for name, value in case.items() if name not in own},
+        )
+        for case in asked
+    ]
+    prompts = [question(case) for case in asked]
+    answers = []
+    for output in running.llm.generate(prompts, params, use_tqdm=False):
+        one = output.outputs[0]
+        reported = [
+            sorted([token, info.logprob, info.rank] for token, info in position.items())
+            for position in one.logprobs or []
+        ]
+        answers.append({"tokens": list(one.token_ids), "logprobs": reported})
+    return answers
+
 
 CANVAS = 32
 PINNED = [0, 3, 17, 31]
@@ -30,61 +72,35 @@ def tokens(count: int, seed: int) -> list[int]:
 
 def cases() -> dict[str, dict[str, Any]]:
     """Every case gives the starting canvas: vLLM's class draws it from the global generator."""
-    seed = tokens(CANVAS, 100)
-    found: dict[str, dict[str, Any]] = {
-        f"prompt-{n}-steps-{steps}": {
-            "prompt": tokens(n, n),
-            "extra": {"diffusion_seed_canvas": seed, "diffusion_max_steps": steps},
-        }
-        for n in (1, 10, 40, 100, 200)
-        for steps in (1, 4)
-    }
+
+    def case(prompt: list[int], steps: int, count: int = CANVAS, **more: Any) -> dict[str, Any]:
+        names = [name for name in more if name.startswith("diffusion_")]
+        extra = {name: more.pop(name) for name in names}
+        canvas = {"diffusion_seed_canvas": tokens(CANVAS, 100), "diffusion_max_steps": steps}
+        return {"prompt": prompt, "extra": canvas | extra, "max_tokens": count, **more}
+
     narrow = {"diffusion_canvas_length": 12, "diffusion_seed_canvas": tokens(12, 7)}
-    found["narrow"] = {
-        "prompt": tokens(20, 5),
-        "extra": narrow | {"diffusion_max_steps": 3},
-        "max_tokens": 12,
-    }
-    found["read-only"] = {
-        "prompt": tokens(20, 6),
-        "extra": {
-            "diffusion_seed_canvas": seed,
-            "diffusion_read_only": True,
-            "diffusion_max_steps": 2,
+    only = {"diffusion_read_only": True}
+    return {
+        **{
+            f"prompt-{n}-steps-{steps}": case(tokens(n, n), steps)
+            for n in (1, 10, 40, 100, 200)
+            for steps in (1, 4)
         },
+        "narrow": case(tokens(20, 5), 3, 12, **narrow),
+        "read-only": case(tokens(20, 6), 2, **only),
+        "narrow-read-only": case(tokens(9, 8), 1, **narrow, **only),
+        "pinned": case(tokens(30, 9), 3, diffusion_pinned=PINNED),
+        "logprobs": case(tokens(9, 8), 1, logprobs=3, **narrow, **only),
+        "more-logprobs": case(tokens(12, 8), 1, logprobs=5, **narrow, **only),
+        "token-ids": case(tokens(9, 8), 1, logprob_token_ids=IDS[:4], **narrow, **only),
+        "constrained": case(
+            tokens(14, 8), 1, logprob_token_ids=IDS, diffusion_constrained=True, **narrow, **only
+        ),
+        "filtered": case(tokens(25, 11), 3, top_k=5, top_p=0.8),
+        "image": case([], 4, image=1),
+        "another-image": case([], 4, image=2),
     }
-    found["narrow-read-only"] = {
-        "prompt": tokens(9, 8),
-        "extra": narrow | {"diffusion_max_steps": 1, "diffusion_read_only": True},
-    }
-    found["pinned"] = {
-        "prompt": tokens(30, 9),
-        "extra": {
-            "diffusion_seed_canvas": seed,
-            "diffusion_pinned": PINNED,
-            "diffusion_max_steps": 3,
-        },
-    }
-    read = {"diffusion_read_only": True, "diffusion_max_steps": 1} | narrow
-    found["logprobs"] = {"prompt": tokens(9, 8), "extra": read, "logprobs": 3}
-    found["more-logprobs"] = {"prompt": tokens(12, 8), "extra": read, "logprobs": 5}
-    found["token-ids"] = {"prompt": tokens(9, 8), "extra": read, "logprob_token_ids": IDS[:4]}
-    found["constrained"] = {
-        "prompt": tokens(14, 8),
-        "extra": read | {"diffusion_constrained": True},
-        "logprob_token_ids": IDS,
-    }
-    found["filtered"] = {
-        "prompt": tokens(25, 11),
-        "extra": {"diffusion_seed_canvas": seed, "diffusion_max_steps": 3},
-        "top_k": 5,
-        "top_p": 0.8,
-    }
-    found["image"] = {"prompt": [], "image": 1, "extra": {"diffusion_seed_canvas": seed}}
-    found["another-image"] = {"prompt": [], "image": 2, "extra": {"diffusion_seed_canvas": seed}}
-    for case in found.values():
-        case.setdefault("max_tokens", CANVAS)
-    return found
 
 
 def assert_same(name: str, got: dict[str, Any], want: dict[str, Any]) -> None:

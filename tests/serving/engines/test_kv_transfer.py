@@ -1,19 +1,25 @@
-"""Prefill on one engine, decode on another: tokens are those of a plain engine."""
+"""Prefill on one engine, decode on another: tokens are those of a plain engine.
+
+Also where keys and values cannot be loaded, or requests lose them: a page is computed, or its
+request ends with an error.
+"""
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
-from tests.support.child import in_child
-from tests.support.engine import Engine, count_calls, engine, greedy, settings
+from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.families import AHEAD, FUSED, dllm
+from tests.support.long import long_but
+from vllm_dllm.kv_transfer import connector
+from vllm_dllm.kv_transfer.pages import page_addresses
 
 pytestmark = pytest.mark.engine
 
@@ -34,25 +40,23 @@ MODELS = {
     "sdar": Model(TINY_SDAR, 4, {}),
     "gemma": Model(TINY_GEMMA, 32, TEXT_ONLY_OPTIONS),
 }
-FUSED = {"additional_config": {"dllm": {"fused_commit": "on"}}}
-APART = {"additional_config": {"dllm": {"fused_commit": "off"}}}
-ASYNC = {"async_scheduling": True}
+APART = dllm(fused_commit="off")
 MASKED = {
-    "sync, fused": FUSED,
+    "sync, fused": dllm(fused_commit="on"),
     "sync, apart": APART,
-    "async, two blocks": ASYNC | FUSED,
-    "async, apart": ASYNC | APART,
+    "async, two blocks": FUSED,
+    "async, apart": AHEAD | APART,
 }
 CHUNKS = {"max_num_batched_tokens": 72, "max_num_seqs": 2}
-WAYS = {
-    "llada2": MASKED | {"chunks": CHUNKS},
-    "sdar": MASKED | {"chunks": CHUNKS | ASYNC},
+WAYS: dict[str, dict[str, Any]] = {
+    "llada2": MASKED | {"plain": {}, "chunks": CHUNKS},
+    "sdar": MASKED | {"plain": {}, "chunks": CHUNKS | AHEAD},
     "gemma": {
-        "sync": {},
-        "async": ASYNC,
+        "plain": {},
+        "async": AHEAD,
         "chunks": CHUNKS,
-        "reference": {"additional_config": {"dllm": {"window": "reference"}}},
-        "async, reference": ASYNC | {"additional_config": {"dllm": {"window": "reference"}}},
+        "reference": dllm(window="reference"),
+        "async, reference": AHEAD | dllm(window="reference"),
     },
 }
 EVERY_WAY = [(name, way) for name, ways in WAYS.items() for way in ways]
@@ -98,9 +102,10 @@ def assert_idle(running: Engine) -> None:
     assert not running.scheduler.connector.prompts
 
 
-def here_and_there(model: Model, folder: Path, **options: Any) -> None:
+@pytest.mark.parametrize(("name", "way"), long_but([("llada2", "plain")], EVERY_WAY))
+def test_prefill_here_decode_there(name: str, way: str, tmp_path: Path) -> None:
     """A plain engine, one that saves, and one that loads."""
-    asked = prompts()
+    model, folder, options, asked = MODELS[name], tmp_path, WAYS[name][way], prompts()
     with start(model, **options) as running:
         wanted = answers(running, asked)
     with start(model, files_in(folder, "kv_producer"), **options) as running:
@@ -120,46 +125,6 @@ def here_and_there(model: Model, folder: Path, **options: Any) -> None:
     assert pages_in(folder) == saved
 
 
-@pytest.mark.parametrize(
-    "name", ["llada2", *(pytest.param(n, marks=pytest.mark.long) for n in ("sdar", "gemma"))]
-)
-def test_prefill_here_decode_there(name: str, tmp_path: Path) -> None:
-    here_and_there(MODELS[name], tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "way"), EVERY_WAY)
-def test_every_way(name: str, way: str, tmp_path: Path) -> None:
-    here_and_there(MODELS[name], tmp_path, **WAYS[name][way])
-
-
-def prefilled(path: str, options: dict[str, Any], asked: list[list[int]]) -> Iterator[Any]:
-    """One token to each prompt, of an engine with a core in yet another process."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    from vllm import LLM
-
-    llm = LLM(model=path, **(settings(0) | options))
-    given = [{"prompt_token_ids": prompt} for prompt in asked]
-    done = llm.generate(given, greedy(1, ignore_eos=True, seed=1), use_tqdm=False)
-    yield [list(one.outputs[0].token_ids) for one in done]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
-def test_another_process(name: str, tmp_path: Path) -> None:
-    """The first engine is a process of its own, with the core in a third one."""
-    model, asked = MODELS[name], prompts()
-    with start(model) as running:
-        wanted = answers(running, asked)
-    options = {"diffusion_config": {"canvas_length": model.length}, "block_size": PAGE}
-    transfer = {"kv_transfer_config": files_in(tmp_path, "kv_producer")}
-    in_child(prefilled, model.path, model.options | options | transfer, asked)
-    with start(model, files_in(tmp_path, "kv_consumer")) as running:
-        loads = loads_of(running)
-        assert answers(running, asked) == wanted
-        assert len(loads) == sum((n - 1) // PAGE for n in LENGTHS)
-
-
 @pytest.mark.long
 def test_shared_beginnings(tmp_path: Path) -> None:
     """A prompt loads as many pages as it has in common with another, and saves the others."""
@@ -177,17 +142,108 @@ def test_shared_beginnings(tmp_path: Path) -> None:
         assert len(loads) == 2 * 3 + 2 + 3 + 5
 
 
-@pytest.mark.long
-def test_what_is_loaded_is_read(tmp_path: Path) -> None:
-    """Other numbers under the same address would be seen in the tokens."""
-    from vllm_dllm.kv_transfer.page_files import load_page, page_of, save_page
+# ---- Failures
 
-    model, asked = MODELS["gemma"], prompts((96,))
-    with start(model, files_in(tmp_path, "kv_producer")) as running:
-        wanted = answers(running, asked)
-        like = page_of(running.runner.kv_connector.kv_connector.caches, 1)
-    for file in pages_in(tmp_path):
-        page = load_page(file, file.stem, like)
-        save_page(file, file.stem, {k: torch.randn_like(v) for k, v in page.items()})
-    with start(model, files_in(tmp_path, "kv_consumer")) as running:
-        assert answers(running, asked) != wanted
+# The second and the third page of the last one are damaged in turn.
+ASKED = prompts((20, 70, 110))
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def page_file(running: Engine, prompt: list[int], page: int) -> Path:
+    """The file of a page of a prompt."""
+    own = running.scheduler.connector
+    file: Path = own._file(page_addresses(own.server, None, prompt, PAGE)[page])
+    return file
+
+
+def saved_and_wanted(name: str, folder: Path, **options: Any) -> Answers:
+    with start(MODELS[name], files_in(folder, "kv_producer"), **options) as running:
+        return answers(running, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "asynchronous"),
+    long_but([("sdar", "recompute", False)], product(MODELS, ("recompute", "fail"), (False, True))),
+)
+def test_a_damaged_file(name: str, policy: str, asynchronous: bool, tmp_path: Path) -> None:
+    """The page behind the first is damaged; then the first one is, too."""
+    folder, options = tmp_path, {"async_scheduling": asynchronous}
+    wanted = saved_and_wanted(name, folder, **options)
+    sound = pages_in(folder)
+    transfer = files_in(folder, "kv_both") | {"kv_load_failure_policy": policy}
+    options["enable_prefix_caching"] = False
+    with start(MODELS[name], transfer, **options) as running:
+        for page in (1, 0):
+            truncate(page_file(running, ASKED[2], page))
+            got = answers(running, ASKED)
+            assert got[:2] == wanted[:2], "other requests are not affected"
+            if policy == "recompute":
+                assert got[2] == wanted[2]
+            else:
+                assert got[2] == ([], "error")
+            # The file is removed, so that the page is saved anew.
+            assert answers(running, ASKED) == wanted
+            assert_idle(running)
+        assert pages_in(folder) == sound
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_a_damaged_file_that_stays(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files may not be removed a request does not try the same page for ever."""
+    wanted = saved_and_wanted(name, tmp_path)
+    monkeypatch.setattr(connector, "_remove", lambda file: None)
+    transfer = files_in(tmp_path, "kv_consumer") | {"kv_load_failure_policy": "recompute"}
+    with start(MODELS[name], transfer, enable_prefix_caching=False) as running:
+        truncate(page_file(running, ASKED[2], 0))
+        loads = loads_of(running)
+        assert answers(running, ASKED) == wanted
+        assert len(loads) == 2 + 1
+        assert_idle(running)
+
+
+PREEMPTED = {
+    "llada2": (APART, AHEAD | APART),
+    "sdar": (dllm(fused_commit="on"), FUSED),
+    "gemma": ({}, AHEAD),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asynchronous", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_load_after_preemption(name: str, asynchronous: int, tmp_path: Path) -> None:
+    """A request that comes back finds its pages in files only: nothing is cached here."""
+    options: dict[str, Any] = PREEMPTED[name][asynchronous]
+    asked = prompts((70, 64, 33, 90, 100, 40, 65, 80))
+    with start(MODELS[name], **options) as running:
+        wanted = answers(running, asked, 100)
+    small = {"num_gpu_blocks_override": 16, "max_model_len": 256, "enable_prefix_caching": False}
+    with start(MODELS[name], files_in(tmp_path), **(options | small)) as running:
+        loads = loads_of(running)
+        preempted = count_calls(running.scheduler, "_preempt_request")
+        assert answers(running, asked, 100) == wanted
+        assert len(preempted) >= 3 and len(loads) >= 3
+        assert_idle(running)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_aborted_while_it_loads(asynchronous: bool, tmp_path: Path) -> None:
+    saved_and_wanted("sdar", tmp_path)
+    transfer, options = files_in(tmp_path), {"async_scheduling": asynchronous}
+    with start(MODELS["sdar"], transfer, enable_prefix_caching=False, **options) as running:
+        llm = running.llm.llm_engine
+        for steps in range(5):
+            llm.add_request(f"r{steps}", {"prompt_token_ids": ASKED[2]}, greedy(40))
+            for _ in range(steps):
+                llm.step()
+            llm.abort_request([f"r{steps}"])
+            for _ in range(3):
+                running.step()
+            assert_idle(running)

@@ -1,106 +1,111 @@
-"""Lengths at their limits, and what the scheduler may hand out."""
+"""Lengths at their limits, what the scheduler may hand out, and for how long pages are held."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from tests.support import oracle
-from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.engine import count_calls, engine, greedy
+from tests.support.families import AHEAD, FUSED, dllm
+from tests.support.reference_sdar import random_checkpoint
 
 pytestmark = pytest.mark.engine
 
+MANY = greedy(1000, ignore_eos=True)
+LONG = oracle.checkpoint("ckpt_a_b32")  # blocks of 32
+APART = AHEAD | dllm(fused_commit="off")
 
-def long_answer(golden: Any, running: Engine, prompt: list[int], tokens: int) -> list[int]:
-    return running.generate([prompt], [greedy(tokens, ignore_eos=True)])[0][0]
+
+@pytest.fixture(scope="module")
+def golden() -> oracle.Checkpoint:
+    """Blocks of 8."""
+    return oracle.checkpoint("ckpt_b_b8")
 
 
-@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_context_is_filled_to_the_last_token(asynchronous: bool) -> None:
-    """The prompt's tail must not cost the last canvas: prompt + output = max_model_len exactly."""
-    golden = oracle.checkpoint("ckpt_a_b32")
-    options = {"max_model_len": 128, "async_scheduling": asynchronous}
-    with engine(golden.path, 32, **options) as running:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blocks of 4."""
+    return random_checkpoint(tmp_path_factory.mktemp("sdar"), experts=False, block=4)
+
+
+@pytest.mark.parametrize("asked", [128, 150])
+def test_context_is_filled_to_the_last_token(asked: int) -> None:
+    """The prompt's tail must not cost the last canvas; a context is rounded to whole blocks."""
+    with engine(LONG.path, 32, max_model_len=asked, async_scheduling=asked == 128) as running:
+        assert running.llm.llm_engine.model_config.max_model_len == 128
         for length in (1, 31, 32, 33, 64, 95, 96, 97, 100, 127):
-            prompt = (golden.prompts["p100"].tokens * 2)[:length]
-            tokens, reason = running.generate([prompt], [greedy(1000, ignore_eos=True)])[0]
+            prompt = (LONG.prompts["p100"].tokens * 2)[:length]
+            tokens, reason = running.generate([prompt], [MANY])[0]
             assert (length + len(tokens), reason) == (128, "length")
+        for length in (128, 129):
+            with pytest.raises(VLLMValidationError, match=r"maximum .* length"):
+                running.generate([(LONG.prompts["p100"].tokens * 2)[:length]], [greedy(1)])
         running.assert_idle()
 
 
-def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    golden = oracle.checkpoint("ckpt_a_b32")
-    with engine(golden.path, 32, max_model_len=64) as running:
-        from vllm.exceptions import VLLMValidationError
-
-        for length in (64, 65):
-            with pytest.raises(VLLMValidationError, match=r"maximum .* length"):
-                running.generate([(golden.prompts["p100"].tokens)[:length]], [greedy(1)])
-
-
-def test_chat_and_default_parameters() -> None:
-    """`LLM.chat` without parameters takes the model's own: greedy."""
-    golden = oracle.checkpoint("ckpt_b_b8")
-    prompt = golden.prompts["p9"].tokens
-    message = {"role": "user", "content": " ".join(f"t{i}" for i in prompt)}
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with engine(golden.path, 8) as running:
-        assert running.llm.get_default_sampling_params().temperature == 0
-        (answer,) = running.llm.chat([message], use_tqdm=False, chat_template=template)
-        params = running.llm.get_default_sampling_params()
-        assert running.generate([prompt], [params])[0][0] == list(answer.outputs[0].token_ids)
+def test_windows_of_two_blocks_fill_the_context(small: Path) -> None:
+    """From every place in the last three blocks, also where masks would lie behind the context."""
+    limits = {"max_model_len": 64, "diffusion_config": None}
+    prompts = [[(7 * i) % 290 for i in range(n)] for n in range(1, 64)]
+    with engine(small, 4, **(APART | limits)) as running:
+        alone = running.generate(prompts, [MANY] * 63)
+    with engine(small, 4, **(FUSED | limits)) as running:
+        assert running.generate(prompts, [MANY] * 63) == alone
+        running.assert_idle()
+    assert {len(p) + len(tokens) for p, (tokens, _) in zip(prompts, alone, strict=True)} == {64}
 
 
-@pytest.mark.parametrize(
-    "commits", [0, pytest.param(3, marks=pytest.mark.long)], ids=["fused", "commits"]
-)
-def test_vllms_own_step_limit_is_honoured(commits: int) -> None:
+@pytest.mark.parametrize(("options", "most"), [(FUSED, 2.0), (APART, 3.0)], ids=["on", "off"])
+def test_no_pass_only_commits(small: Path, options: dict[str, Any], most: float) -> None:
+    """Two denoise steps a block; one more for a commit, and one in flight behind the last."""
+    with engine(small, 4, diffusion_config=None, **options) as running:
+        passes = count_calls(running.runner.sampler.canvas_update, "plan")
+        params = greedy(400, ignore_eos=True, diffusion_algorithm="Sequential", diffusion_steps=2)
+        ((tokens, _),) = running.generate([list(range(8))], [params])
+        assert len(tokens) == 400
+        assert most * 100 - 1 <= len(passes) <= most * 100 + 1
+        running.assert_idle()
+
+
+@pytest.mark.parametrize("commits", [0, 3], ids=["fused", "commits"])
+def test_vllms_own_step_limit_is_honoured(golden: oracle.Checkpoint, commits: int) -> None:
     """``--diffusion-config '{"max_denoising_steps": 1}'``: a block is one step (and a commit)."""
-    golden = oracle.checkpoint("ckpt_b_b8")
     own = {"canvas_length": 8, "max_denoising_steps": 1}
-    options = {"additional_config": {"dllm": {"fused_commit": False if commits else None}}}
+    options = dllm(fused_commit=False if commits else None)
     with engine(golden.path, 8, diffusion_config=own, max_num_seqs=1, **options) as running:
         steps = count_calls(running.runner.sampler.readout, "head")
-        running.generate(
-            [golden.prompts["p8"].tokens],
-            [greedy(32, ignore_eos=True, diffusion_threshold=2.0)],
-        )
+        params = greedy(32, ignore_eos=True, diffusion_threshold=2.0)
+        running.generate([golden.prompts["p8"].tokens], [params])
         assert len(steps) == 4 + commits, "the last block needs no commit"
 
 
-def test_context_is_rounded_down_to_whole_blocks() -> None:
-    golden = oracle.checkpoint("ckpt_a_b32")
-    with engine(golden.path, 32, max_model_len=100) as running:
-        assert running.llm.llm_engine.model_config.max_model_len == 96
-        tokens, reason = running.generate(
-            [golden.prompts["p33"].tokens], [greedy(1000, ignore_eos=True)]
-        )[0]
-        assert (len(tokens), reason) == (96 - 33, "length")
+def test_minimum_length_with_an_end_that_no_head_has(
+    golden: oracle.Checkpoint, tmp_path: Path
+) -> None:
+    """Such an id once indexed behind the logits, and the engine died."""
+    model = tmp_path / "model"
+    shutil.copytree(golden.path, model, copy_function=shutil.copyfile)
+    model.chmod(0o755)
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 100000}))
+    with engine(model, golden.block_size) as running:
+        ((tokens, _),) = running.generate([list(range(5, 20))], [greedy(12, min_tokens=8)])
+    assert len(tokens) == 12
 
 
-def test_max_tokens_is_exact_and_a_prefix() -> None:
-    golden = oracle.checkpoint("ckpt_b_b8")
-    prompt = golden.prompts["p9"].tokens
-    with engine(golden.path, 8) as running:
-        whole = long_answer(golden, running, prompt, 83)
-        for tokens in (1, 6, 7, 8, 9, 83):
-            assert long_answer(golden, running, prompt, tokens) == whole[:tokens]
-
-
-@pytest.mark.parametrize(
-    "budget", [40, *(pytest.param(n, marks=pytest.mark.long) for n in (48, 100))]
-)
+@pytest.mark.parametrize("budget", [40, pytest.param(100, marks=pytest.mark.long)])
 def test_scheduler_rules(budget: int) -> None:
     """Chunks end on block boundaries or with the prompt; a canvas is whole or absent.
 
     Behind a canvas that has left, the next one is scheduled if the budget holds both.
     """
-    golden = oracle.checkpoint("ckpt_a_b32")
-    with engine(golden.path, 32, max_num_batched_tokens=budget) as running:
+    with engine(LONG.path, 32, max_num_batched_tokens=budget) as running:
         schedule, seen = running.scheduler.schedule, Counter()
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +129,7 @@ def test_scheduler_rules(budget: int) -> None:
             return output
 
         running.scheduler.schedule = checked
-        prompts = [p.tokens for p in golden.prompts.values()]
+        prompts = [p.tokens for p in LONG.prompts.values()]
         running.generate(prompts, [greedy(40) for _ in prompts])
         assert seen["chunks"] > len(prompts)
         assert seen["canvases"] > len(prompts)
@@ -132,25 +137,41 @@ def test_scheduler_rules(budget: int) -> None:
         assert seen["commits"], "where the budget holds no canvas beside it"
 
 
-def test_step_cap_decides_everything() -> None:
-    """max_steps ends a block that would go on, without ever producing a mask."""
-    golden = oracle.checkpoint("ckpt_a_b32")
-    prompt = golden.prompts["p33"].tokens
-    with engine(golden.path, 32) as running:
-        params = greedy(64, ignore_eos=True, diffusion_threshold=2.0, diffusion_max_steps=3)
-        tokens, _ = running.generate([prompt], [params])[0]
-        assert len(tokens) == 64
-        assert golden.mask_token_id not in tokens
+def test_no_page_moves_between_denoise_steps() -> None:
+    """An unfinished block reuses its KV in place: the pool is not even asked."""
+    with engine(LONG.path, 32, block_size=32) as running:
+        # One token a step, so that a block takes L denoise steps and a commit.
+        params = greedy(128, ignore_eos=True, diffusion_threshold=2.0)
+        prompt = {"prompt_token_ids": LONG.prompts["p33"].tokens}
+        running.llm.llm_engine.add_request("r", prompt, params)
+        running.step()
+        ((request_id, _),) = running.scheduler.requests.items()
+        taken = count_calls(running.block_pool, "get_new_blocks")
+        returned = count_calls(running.block_pool, "free_blocks")
+        first_steps = 0
+        while True:
+            held = running.scheduler.kv_cache_manager.get_block_ids(request_id)
+            calls = len(taken), len(returned)
+            running.step()
+            if not running.scheduler.requests:
+                break
+            step_in_block = running.slots.step.max().item()
+            if step_in_block > 1:
+                assert running.scheduler.kv_cache_manager.get_block_ids(request_id) == held
+                assert (len(taken), len(returned)) == calls
+            first_steps += step_in_block == 1
+        assert first_steps == 5
+        running.assert_idle()
 
 
-def test_minimum_length_with_an_end_that_no_head_has(tmp_path: Path) -> None:
-    """Such an id once indexed behind the logits, and the engine died."""
-    golden = oracle.checkpoint("ckpt_b_b8")
-    model = tmp_path / "model"
-    shutil.copytree(golden.path, model, copy_function=shutil.copyfile)
-    model.chmod(0o755)
-    (model / "generation_config.json").write_text('{"eos_token_id": 100000}')
-    prompt = {"prompt_token_ids": list(range(5, 20))}
-    with engine(model, golden.block_size) as running:
-        (output,) = running.llm.generate([prompt], [greedy(12, min_tokens=8)], use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == 12
+def test_a_step_in_flight_takes_each_page_once() -> None:
+    """The next page is taken early, still once, and none goes back."""
+    with engine(LONG.path, 32, block_size=32, async_scheduling=True) as running:
+        taken = count_calls(running.block_pool, "get_new_blocks")
+        returned = count_calls(running.block_pool, "free_blocks")
+        params = greedy(128, ignore_eos=True, diffusion_threshold=2.0)
+        running.generate([LONG.prompts["p33"].tokens], [params])
+        # 161 tokens are 6 pages; one more may have been taken for the step in flight.
+        assert 6 <= sum(taken) <= 7
+        assert len(returned) == 1
+        running.assert_idle()

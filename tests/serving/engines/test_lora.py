@@ -1,25 +1,26 @@
-"""LoRA: each request its adapter's tokens, which are those of merged weights."""
+"""Fine-tuned models: each request its adapter's tokens, which are those of merged weights."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from vllm.lora.request import LoRARequest
 
-from tests.support import (
-    reference_diffcoder,
-    reference_gemma,
-    reference_llada2,
-    reference_sdar,
-)
+from tests.support import reference_diffcoder, reference_gemma, reference_llada2, reference_sdar
 from tests.support.adapters import RANK, adapter, merged, write
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
+from tests.support.families import FUSED
+from tests.support.long import long_but
 from tests.support.reference import MARGIN, Reference, Rule
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -82,11 +83,6 @@ def gemma_answers(path: Path) -> dict[int, list[int]]:
     }
 
 
-def gemma_params(n: int) -> Any:
-    options = {"seed": n, "ignore_eos": True, "diffusion_max_steps": 4}
-    return greedy(2 * CANVAS, **options)
-
-
 ABSENT = {"model.layers.9.mlp.gate_proj": "no layer", "language_model.layers.0.x": "no layer"}
 MODELS = {
     "llada2": Model(
@@ -112,7 +108,7 @@ MODELS = {
     "gemma": Model(
         lambda path: reference_gemma.random_checkpoint(path, 1, CANVAS, sliding_window=48),
         gemma_answers,
-        gemma_params,
+        lambda n: greedy(2 * CANVAS, seed=n, ignore_eos=True, diffusion_max_steps=4),
         {
             # What PEFT calls the two tensors with all experts.
             "model.decoder.layers.1.experts.base_layer": "experts",
@@ -134,33 +130,20 @@ DENSE = Model(
     by(reference_sdar.Reference, reference_sdar.Rule()),
     lambda n: greedy(COUNT, ignore_eos=True),
     {"lm_head": ""},  # vLLM would look up an adapter for each request, which has several rows
-    {
-        "diffusion_config": None,
-        "async_scheduling": True,
-        "additional_config": {"dllm": {"fused_commit": "on"}},
-    },
+    {"diffusion_config": None} | FUSED,
     "embed_tokens",
 )
+# One place for two adapters, which take turns; chunks of prompts.
+IN_TURN = {"max_loras": 1, "max_cpu_loras": 2, "max_num_batched_tokens": 64, "max_num_seqs": 4}
 MODELS |= {
     "sdar-dense": DENSE,
-    # One place for two adapters, which take turns; chunks of prompts.
-    "sdar-in-turn": replace(
-        DENSE,
-        options={
-            "diffusion_config": None,
-            "max_loras": 1,
-            "max_cpu_loras": 2,
-            "max_num_batched_tokens": 64,
-            "max_num_seqs": 4,
-        },
-    ),
-    "diffcoder": replace(
-        DENSE,
-        make=reference_diffcoder.random_checkpoint,
-        answers=by(reference_diffcoder.Reference, reference_diffcoder.Rule()),
-        refused={},
-        options={"diffusion_config": None},
-        extra="",
+    "sdar-in-turn": replace(DENSE, options={"diffusion_config": None} | IN_TURN),
+    "diffcoder": Model(
+        reference_diffcoder.random_checkpoint,
+        by(reference_diffcoder.Reference, reference_diffcoder.Rule()),
+        DENSE.params,
+        {},
+        {"diffusion_config": None},
     ),
 }
 
@@ -189,15 +172,8 @@ class Case:
 QUICK = ("llada2", "gemma", "sdar-dense")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in MODELS
-    ],
-)
+@pytest.fixture(scope="module", params=long_but(QUICK, MODELS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from vllm.lora.request import LoRARequest
-
     model, folder = MODELS[request.param], tmp_path_factory.mktemp(request.param)
     model.make(folder / "base")
     adapters, wanted = [None], [model.answers(folder / "base")]
@@ -236,8 +212,6 @@ def test_every_request_its_adapter(case: Case) -> None:
 
 
 def test_what_takes_no_adapter_is_refused_by_name(case: Case, tmp_path: Path) -> None:
-    from vllm.lora.request import LoRARequest
-
     llm = case.running.llm.llm_engine
     good = load_file(Path(case.adapters[1].path) / "adapter_model.safetensors")
     for n, (module, reason) in enumerate(case.model.refused.items()):
@@ -253,11 +227,135 @@ def test_what_takes_no_adapter_is_refused_by_name(case: Case, tmp_path: Path) ->
 @pytest.mark.parametrize("case", ["gemma"], indirect=True)
 def test_an_adapter_of_both_halves_is_refused(case: Case, tmp_path: Path) -> None:
     """One layer here has the weights of both, and each of the adapters would be half the truth."""
-    from vllm.lora.request import LoRARequest
-
     both = {}
     for one in case.adapters[1:]:
         both |= load_file(Path(one.path) / "adapter_model.safetensors")
     write(tmp_path, both)
     with pytest.raises(ValueError, match=r"'model\.(de|en)coder.* and 'model\.(de|en)coder"):
         case.running.llm.llm_engine.add_lora(LoRARequest("both", 9, str(tmp_path)))
+
+
+# ---- Checkpoints as fine-tuning leaves them: the tokens of the same weights, plainly saved
+
+Tensors = dict[str, torch.Tensor]
+# As fine-tunes have them; every family with a head that is tied to the embedding.
+MAKE: dict[str, Callable[[Path], Any]] = {
+    "llada2": lambda path: reference_llada2.random_checkpoint(path, 0, tie_word_embeddings=True),
+    "sdar": lambda path: reference_sdar.random_checkpoint(path, experts=False, block=4, tied=True),
+    "gemma": MODELS["gemma"].make,
+}
+EMBEDDINGS = {
+    "llada2": "model.word_embeddings.weight",
+    "sdar": "model.embed_tokens.weight",
+    "gemma": "model.decoder.embed_tokens.weight",
+}
+MORE_ROWS = 16
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    stated = json.loads(file.read_text())
+    change(stated)
+    file.write_text(json.dumps(stated))
+
+
+def save(path: Path, tensors: Tensors) -> None:
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def as_wrapped_shards(path: Path, family: str) -> None:
+    """Shards of a model that PEFT still wraps, and whose adapter was merged in place."""
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names, files = sorted(tensors), {}
+    for n in range(3):
+        file = f"model-{n + 1:05}-of-00003.safetensors"
+        shard = {}
+        for name in names[n::3]:
+            wrapped = name.replace("_proj.weight", "_proj.base_layer.weight")
+            shard[f"base_model.model.{wrapped}"] = tensors[name]
+        save_file(shard, path / file, {"format": "pt"})
+        files |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": files}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def with_its_head(path: Path, family: str) -> None:
+    """A tied head is written out."""
+    tensors = load_file(path / "model.safetensors")
+    save(path, tensors | {"lm_head.weight": tensors[EMBEDDINGS[family]].clone()})
+
+
+def with_another_head(path: Path, family: str) -> None:
+    """As an adapter of a tied head leaves it; transformers does not tie it, either."""
+    with_its_head(path, family)
+    tensors = load_file(path / "model.safetensors")
+    save(path, tensors | {"lm_head.weight": tensors["lm_head.weight"].flip(1).clone()})
+
+
+def with_more_rows(path: Path, family: str) -> None:
+    """A vocabulary that was padded, or to which tokens were added."""
+    tensors = load_file(path / "model.safetensors")
+    table = tensors[EMBEDDINGS[family]]
+    new = torch.zeros(MORE_ROWS, table.shape[1])
+    save(path, tensors | {EMBEDDINGS[family]: torch.cat([table, new])})
+
+    def resize(stated: dict[str, Any]) -> None:
+        stated.get("text_config", stated)["vocab_size"] += MORE_ROWS
+
+    edit(path / "config.json", resize)
+
+
+def with_code(path: Path, family: str) -> None:
+    """Python files of the authors, which must not be executed; others are missing."""
+    for name in ("configuration", "modeling"):
+        code = "raise SystemExit('the code of the repository was executed')\n"
+        (path / f"{name}_theirs.py").write_text(code)
+    classes = {
+        "AutoConfig": "configuration_theirs.Theirs",
+        "AutoModelForCausalLM": "modeling_theirs.Theirs",
+        "AutoModel": "modeling_missing.Theirs",
+    }
+    edit(path / "config.json", lambda stated: stated.update(auto_map=classes))
+
+
+CHANGES = {
+    "shards": as_wrapped_shards,
+    "a head": with_its_head,
+    "another head": with_another_head,
+    "more rows": with_more_rows,
+    "code": with_code,
+}
+QUICK_CHANGES = {("sdar", "shards"), ("sdar", "another head")}
+
+
+@pytest.fixture(scope="module")
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param) / request.param
+    MAKE[request.param](path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("base", "change"), long_but(QUICK_CHANGES, product(MAKE, CHANGES)), indirect=["base"]
+)
+def test_it_answers_as_its_weights_do(
+    base: Path, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = base.name
+    model: Model = MODELS[family]
+    path = shutil.copytree(base, tmp_path / "tuned")
+    CHANGES[change](path, family)
+    plain = base if change in ("shards", "a head", "code") else path
+    if change == "another head" and family != "gemma":
+        plain = shutil.copytree(path, tmp_path / "untied")
+        edit(plain / "config.json", lambda stated: stated.update(tie_word_embeddings=False))
+    elif change == "more rows":
+        monkeypatch.setattr(reference_gemma, "VOCABULARY", reference_gemma.VOCABULARY + MORE_ROWS)
+    wanted = model.answers(plain)
+    if change == "another head":
+        assert wanted != model.answers(base)
+    # Of DiffusionGemma transformers has a class itself, which it then leaves aside.
+    options = {"trust_remote_code": change == "code" and family != "gemma"}
+    with engine(path, CANVAS, **({"block_size": PAGE} | model.options | options)) as running:
+        got = running.generate([prompt(n) for n in wanted], [model.params(n) for n in wanted])
+        assert [tokens for tokens, _ in got] == list(wanted.values())

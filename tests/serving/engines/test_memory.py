@@ -7,6 +7,7 @@ buffers only the rotary tables are computed: beside them vLLM has a few numbers 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from tests.benchmarks.geometries import geometry
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.child import in_child
 from tests.support.engine import engine, greedy, settings
+from tests.support.long import long_but
 from tests.support.published import sdar_config
 from tests.support.quantized import GROUP, quantized
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "worker_extension_cls": "tests.support.loaded.Recorder",
     "max_num_seqs": 4,
     "dtype": "bfloat16",
@@ -34,10 +36,6 @@ TINY = {"llada2": TINY_LLADA2, "gemma": TINY_GEMMA, "sdar": TINY_SDAR}
 # Numbers beside rotary tables: scales of attention and of layers, frequencies. Less than this
 # many bytes for each layer, and once more for the model.
 BESIDE = 128
-
-
-def options_for(model: Geometry) -> dict[str, Any]:
-    return OPTIONS | (TEXT_ONLY_OPTIONS if model.is_uniform else {})
 
 
 def check(
@@ -63,75 +61,65 @@ def check(
     assert report["tokens"] == layout.tokens(1 << 26, report["context"], report["in_flight"])
 
 
-def in_process(path: Path, model: Geometry, **options: Any) -> tuple[list, dict[str, int]]:
+def held_and_reported(llm: Any) -> tuple[list[dict[str, int]], dict[str, int]]:
+    """What each rank holds after a request, and what the engine reports."""
     from tests.support.loaded import cache_report
 
-    with engine(path, model.canvas, **(options_for(model) | options)) as running:
-        running.generate([[5, 6, 7]], [greedy(4, diffusion_max_steps=1)])
-        return running.llm.collective_rpc("held"), cache_report(running.llm)
-
-
-def held_by_ranks(path: str, block: int, options: dict[str, Any]) -> Iterator[Any]:
-    """What each rank holds, and what the engine reports, in a process of its own."""
-    from vllm import LLM
-
-    from tests.support.loaded import cache_report
-
-    llm = LLM(model=path, **(settings(block) | options))
     params = [greedy(4, diffusion_max_steps=1)]
     llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
-    yield llm.collective_rpc("held"), cache_report(llm)
+    return llm.collective_rpc("held"), cache_report(llm)
 
 
-@pytest.mark.parametrize(
-    "name", ["llada2", *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma", "sdar"))]
-)
-def test_tiny(name: str) -> None:
-    model = geometry(json.loads((TINY[name] / "config.json").read_text()))
-    check(model, model_memory.unquantized(), *in_process(TINY[name], model))
+def of_ranks(path: str, block: int, options: dict[str, Any]) -> Iterator[Any]:
+    """The same of several ranks, in a process of its own."""
+    from vllm import LLM
+
+    yield held_and_reported(LLM(model=path, **(settings(block) | options)))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["llada2", "gemma"])
-def test_two_ranks(name: str) -> None:
-    """DiffusionGemma's full-attention layers have one head of keys, which both ranks hold."""
-    model = geometry(json.loads((TINY[name] / "config.json").read_text()))
-    options = options_for(model) | {"tensor_parallel_size": 2}
-    ((held, report),) = in_child(held_by_ranks, TINY[name], model.canvas, options)
-    assert len(held) == 2
-    check(model, model_memory.unquantized(), held, report)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["llada2", "gemma"])
-@pytest.mark.parametrize("scheme", ["fp8-dynamic", "w4a16"])
-def test_quantized(name: str, scheme: str, tmp_path: Path) -> None:
-    path = quantized(tmp_path, name, {scheme: "Linear"})
-    model = geometry(json.loads((TINY[name] / "config.json").read_text()))
-    weights = model_memory.float8() if scheme == "fp8-dynamic" else model_memory.int4(GROUP)
-    held, report = in_process(path, model)
-    check(model, weights, held, report)
-
-
-def slice_of(name: str, path: Path) -> Geometry:
+def slice_of(name: str, path: Path) -> Path:
     """A checkpoint without weights, of the published width with two layers."""
     if name in SYSTEMS:
         write_checkpoint(SYSTEMS[name], path, tiny=False, layers=2)
+        return path
+    shutil.copytree(TINY_SDAR, path, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = sdar_config(name) | {"num_hidden_layers": 2, "mask_token_id": 151669}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+WEIGHTS = {
+    None: model_memory.unquantized(),
+    "fp8-dynamic": model_memory.float8(),
+    "w4a16": model_memory.int4(GROUP),
+}
+SLICES = ("LLaDA2.0-mini", "DiffusionGemma", "sdar-1.7b-chat")
+# DiffusionGemma's full-attention layers have one head of keys, which both ranks hold. Slices have
+# the published widths, so that a page of the cache is as large as it will be.
+CASES: list[tuple[str, str | None, int]] = [
+    ("llada2", None, 1),
+    *(("gemma", None, 1), ("sdar", None, 1), ("llada2", None, 2), ("gemma", None, 2)),
+    *((name, scheme, 1) for name in ("llada2", "gemma") for scheme in ("fp8-dynamic", "w4a16")),
+    *((name, None, 1) for name in SLICES),
+]
+
+
+@pytest.mark.parametrize(("name", "scheme", "ranks"), long_but(CASES[:1], CASES))
+def test_what_is_computed_is_held(
+    name: str, scheme: str | None, ranks: int, tmp_path: Path
+) -> None:
+    if name in SLICES:
+        path = slice_of(name, tmp_path / "model")
     else:
-        path.mkdir()
-        for file in TINY_SDAR.iterdir():
-            if file.suffix != ".safetensors":
-                (path / file.name).write_bytes(file.read_bytes())
-        config = sdar_config(name) | {"num_hidden_layers": 2, "mask_token_id": 151669}
-        (path / "config.json").write_text(json.dumps(config))
-    return geometry(json.loads((path / "config.json").read_text()))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["LLaDA2.0-mini", "DiffusionGemma", "sdar-1.7b-chat"])
-def test_slices(name: str, tmp_path: Path) -> None:
-    """Published widths, two layers; a page of the cache is as large as it will be."""
-    model = slice_of(name, tmp_path / "model")
-    assert model.layers == 2
-    held, report = in_process(tmp_path / "model", model, load_format="dummy")
-    check(model, model_memory.unquantized(), held, report)
+        path = quantized(tmp_path, name, {scheme: "Linear"}) if scheme else TINY[name]
+    model = geometry(json.loads((path / "config.json").read_text()))
+    options = OPTIONS | (TEXT_ONLY_OPTIONS if model.is_uniform else {})
+    options |= {"load_format": "dummy"} if name in SLICES else {}
+    if ranks > 1:
+        both = options | {"tensor_parallel_size": ranks}
+        ((held, report),) = in_child(of_ranks, path, model.canvas, both)
+    else:
+        with engine(path, model.canvas, **options) as running:
+            held, report = held_and_reported(running.llm)
+    assert len(held) == ranks
+    check(model, WEIGHTS[scheme], held, report)

@@ -1,60 +1,83 @@
-"""Sampling parameters of a masked model: each does what it says, alone and in a crowd."""
+"""Sampling parameters: each does what it says, alone and in a crowd, however it is scheduled.
+
+DiffusionGemma's distribution is compared with `transformers`' in `test_gemma.py`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 
+from tests.support import drive, reference_llada2, reference_nemotron
 from tests.support.engine import Engine, count_calls, engine
+from tests.support.long import long_but
 from tests.support.ops.chi_square import limit
-from tests.support.reference_llada2 import Reference, random_checkpoint
 
 pytestmark = pytest.mark.engine
 
-VOCABULARY, BLOCK, MASK = 300, 16, 299
+VOCABULARY, BLOCK, SEEDS = 300, 16, 1000
 PROMPT = list(range(20, 20 + 2 * BLOCK))
+of_llada2 = pytest.mark.parametrize("model", ["llada2"], indirect=True)
 # Every position is decided in the first step, so that positions are independent draws.
-ONE_STEP = {"diffusion_algorithm": "FixedSteps", "diffusion_steps": 1}
-SEEDS = 1000
+ONE_STEP = {"diffusion_max_steps": 1}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("m") / "m"
-    random_checkpoint(path, 3, vocab_size=VOCABULARY, mask_token_id=MASK)
-    return path
+@dataclass(frozen=True)
+class Model:
+    """A masked model of random weights.
+
+    Attributes:
+        rows: the reference's logits ``[new, vocabulary]`` of the masks in the first canvas after a
+            text, without that of the mask token.
+    """
+
+    running: Engine
+    mask: int
+    rows: Callable[[list[int]], torch.Tensor]
 
 
-@pytest.fixture(scope="module")
-def running(path: Path) -> Iterator[Engine]:
-    with engine(path, BLOCK, max_num_seqs=64) as started:
-        yield started
+@pytest.fixture(scope="module", params=["llada2", pytest.param("nemotron", marks=pytest.mark.slow)])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp(request.param) / "model"
+    if request.param == "llada2":
+        mask = VOCABULARY - 1
+        reference_llada2.random_checkpoint(path, 3, vocab_size=VOCABULARY, mask_token_id=mask)
+        reference: Any = reference_llada2.Reference.load(path, BLOCK, mask)
+    else:
+        mask = reference_nemotron.MASK
+        reference = reference_nemotron.Reference(reference_nemotron.random_checkpoint(path, BLOCK))
+
+    def rows(text: list[int]) -> torch.Tensor:
+        new = BLOCK - (len(text) % BLOCK if request.param == "llada2" else 0)
+        begin = () if request.param == "llada2" else (len(text),)
+        with torch.no_grad():
+            logits = reference.logits(text + [mask] * new, *begin)[len(text) :].clone()
+        logits[:, mask] = -torch.inf
+        return logits
+
+    with engine(path, BLOCK, max_num_seqs=64) as running:
+        yield Model(running, mask, rows)
 
 
-def params(**options: Any) -> Any:
-    from vllm import SamplingParams
-
+def params(**options: Any) -> SamplingParams:
     extra = {name: options.pop(name) for name in list(options) if name.startswith("diffusion_")}
     defaults = {"temperature": 1.0, "seed": 1, "max_tokens": 24, "ignore_eos": True}
     return SamplingParams(**(defaults | options), extra_args=extra or None)
 
 
-def tokens(running: Engine, *asked: Any, prompt: list[int] = PROMPT) -> list[list[int]]:
-    return [t for t, _ in running.generate([prompt] * len(asked), asked)]
-
-
-def first_row(path: Path) -> torch.Tensor:
-    """The reference's logits of the first position behind the prompt."""
-    reference = Reference.load(path, BLOCK, MASK)
-    with torch.no_grad():
-        logits = reference.logits(PROMPT + [MASK] * BLOCK)[len(PROMPT)]
-    logits[MASK] = -torch.inf
-    return logits
+def tokens(model: Model, *asked: Any) -> list[list[int]]:
+    return [found for found, _ in model.running.generate([PROMPT] * len(asked), asked)]
 
 
 def chi_square(drawn: list[int], expected: torch.Tensor) -> tuple[float, float]:
@@ -71,10 +94,8 @@ def chi_square(drawn: list[int], expected: torch.Tensor) -> tuple[float, float]:
 
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.7},
-    "hot": {"temperature": 2.0},
-    "top-k": {"temperature": 1.5, "top_k": 5},
+    "filters": {"temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.05},
     "top-p": {"temperature": 1.5, "top_p": 0.8},
-    "min-p": {"temperature": 1.5, "min_p": 0.1},
     "allowed": {"temperature": 1.5, "allowed_token_ids": [30, 40, 50, 60]},
     "bias": {"temperature": 1.0, "logit_bias": {77: 9.0, 78: -3.0}},
 }
@@ -82,201 +103,209 @@ DISTRIBUTIONS: dict[str, dict[str, Any]] = {
 
 def expected(logits: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
     """The distribution that the options ask for, step by step."""
-    logits = logits.clone()
     if "allowed_token_ids" in options:
         keep = torch.tensor(options["allowed_token_ids"])
         logits = torch.full_like(logits, -torch.inf).index_copy_(0, keep, logits[keep])
     for token, bias in options.get("logit_bias", {}).items():
         logits[token] += bias
     p = (logits / options["temperature"]).softmax(-1)
+    p = torch.where(p >= options.get("min_p", 0) * p.max(), p, 0.0)
     order = p.argsort(descending=True)
-    keep = torch.ones_like(p, dtype=torch.bool)
     if "top_k" in options:
-        keep[order[options["top_k"] :]] = False
+        p[order[options["top_k"] :]] = 0.0
     if "top_p" in options:
+        p /= p.sum()
         before = p[order].cumsum(0) - p[order]
-        keep[order[before >= options["top_p"]]] = False
-    if "min_p" in options:
-        keep &= p >= options["min_p"] * p.max()
-    p = torch.where(keep, p, 0.0)
+        p[order[before >= options["top_p"]]] = 0.0
     return p / p.sum()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.long if n == "hot" else ()) for n in DISTRIBUTIONS],
-)
-def test_distribution(name: str, running: Engine, path: Path) -> None:
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distribution(name: str, model: Model) -> None:
     """The first token over many seeds, against what the reference's logits say."""
     options = DISTRIBUTIONS[name]
     asked = [params(seed=n, max_tokens=1, **options, **ONE_STEP) for n in range(SEEDS)]
-    drawn = [t[0] for t in tokens(running, *asked)]
-    statistic, bound = chi_square(drawn, expected(first_row(path), options))
+    drawn = [found[0] for found in tokens(model, *asked)]
+    assert model.mask not in drawn
+    statistic, bound = chi_square(drawn, expected(model.rows(PROMPT)[0], options))
     assert statistic < bound
 
 
-def test_greedy_ignores_the_seed(running: Engine) -> None:
-    one, other = tokens(running, params(temperature=0, seed=1), params(temperature=0, seed=42))
+def test_greedy_is_the_likeliest_token_alone(model: Model) -> None:
+    """Whatever the seed. A draw as likely as the argmax is as sure, so that many pass at once."""
+    one, other = tokens(model, params(temperature=0, seed=1), params(temperature=0, seed=42))
     assert one == other
-    (narrow,) = tokens(running, params(temperature=1.0, top_k=1))
-    assert narrow == one, "the likeliest token alone is greedy"
+    assert tokens(model, params(top_k=1)) == [one]
+    steps = count_calls(model.running.runner.sampler, "update")
+    tokens(model, params(top_k=1, diffusion_threshold=0.01, max_tokens=BLOCK))
+    assert len(steps) <= 4
 
 
-def test_a_drawn_token_can_be_sure(running: Engine) -> None:
-    """With draws as likely as the argmax, the threshold still lets many pass at once."""
-    count = count_calls(running.runner.sampler, "update")
-    tokens(running, params(temperature=1.0, top_k=1, diffusion_threshold=0.01, max_tokens=BLOCK))
-    assert len(count) <= 4
-
-
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"diffusion_algorithm": "JointThreshold"}])
-def test_same_seed_same_output(options: dict[str, Any], running: Engine) -> None:
-    mine = params(seed=5, temperature=1.3, **options)
-    (alone,) = tokens(running, mine)
-    crowd = [params(seed=n, temperature=0.9, top_k=9) for n in range(9)]
-    together = tokens(running, *crowd[:4], mine, *crowd[4:])
-    assert together[4] == alone
-    assert tokens(running, params(seed=6, temperature=1.3, **options)) != [alone]
-
-
-def reference_block(path: Path, context: list[int]) -> torch.Tensor:
-    """The reference's logits ``[BLOCK, vocabulary]`` of a fresh canvas behind ``context``."""
-    reference = Reference.load(path, BLOCK, MASK)
-    with torch.no_grad():
-        return reference.logits(context + [MASK] * BLOCK)[len(context) :]
-
-
-def without_mask(logits: torch.Tensor) -> torch.Tensor:
-    logits = logits.clone()
-    logits[:, MASK] = -torch.inf
-    return logits
-
-
-@pytest.mark.parametrize("options", [{}, ONE_STEP, {"temperature": 1.0, **ONE_STEP}])
-def test_logprobs(options: dict[str, Any], running: Engine, path: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs(temperature: float, model: Model) -> None:
     """They are those of the deciding step, for the chosen token and the likeliest ones."""
-    from vllm import SamplingParams
-
-    options = {"temperature": 0.0, "max_tokens": BLOCK + 3, "logprobs": 3, "seed": 4} | options
-    asked = params(**options)
-    assert isinstance(asked, SamplingParams)
-    prompt = {"prompt_token_ids": PROMPT[:-3]}  # a tail of the prompt stands in the first canvas
-    (output,) = running.llm.generate([prompt], [asked], use_tqdm=False)
+    prompt = PROMPT[:-3]  # of LLaDA2 a tail of the prompt stands in the first canvas
+    asked = params(temperature=temperature, max_tokens=BLOCK + 3, logprobs=3, seed=4, **ONE_STEP)
+    given = {"prompt_token_ids": prompt}
+    (output,) = model.running.llm.generate([given], [asked], use_tqdm=False)
     one = output.outputs[0]
     assert len(one.logprobs) == len(one.token_ids) == BLOCK + 3
-    for token, reported in zip(one.token_ids, one.logprobs, strict=True):
-        assert token in reported
-        best = max(reported.values(), key=lambda info: info.logprob)
-        assert best.rank == 1
-        assert len(reported) in (3, 4)
-        if options["temperature"] == 0:
-            assert reported[token].rank == 1
-    if "diffusion_steps" not in options:
-        return
-    reference = Reference.load(path, BLOCK, MASK)
-    with torch.no_grad():
-        rows = reference.logits(PROMPT[:-3] + [MASK] * 3)[-3:].log_softmax(-1)
-    for row, token, reported in zip(rows, one.token_ids, one.logprobs, strict=False):
+    for row, token, reported in zip(
+        model.rows(prompt).log_softmax(-1), one.token_ids, one.logprobs, strict=False
+    ):
         wanted = {int(t): float(row[t]) for t in row.topk(3).indices} | {token: float(row[token])}
         assert set(reported) == set(wanted)
+        assert max(reported.values(), key=lambda info: info.logprob).rank == 1
         for t, info in reported.items():
             assert info.logprob == pytest.approx(wanted[t], abs=2e-4)
 
 
-def test_penalties(running: Engine, path: Path) -> None:
+def test_penalties(model: Model) -> None:
     """Penalties count the tokens of the prompt and of earlier canvases."""
     options = {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": 0.4}
-    (got,) = tokens(running, params(temperature=0, max_tokens=2 * BLOCK, **options, **ONE_STEP))
+    greedy = {"temperature": 0, "max_tokens": 2 * BLOCK} | ONE_STEP
+    got, plain = tokens(model, params(**greedy, **options), params(**greedy))
     output: list[int] = []
     for _ in range(2):
-        logits = without_mask(reference_block(path, PROMPT + output))
+        logits = model.rows(PROMPT + output)
         count = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=VOCABULARY)
         seen = torch.bincount(torch.tensor(PROMPT + output), minlength=VOCABULARY) > 0
-        logits = torch.where(seen, torch.where(logits > 0, logits / 1.5, logits * 1.5), logits) - (
-            0.4 * count + 0.7 * (count > 0)
-        )
+        repeated = torch.where(logits > 0, logits / 1.5, logits * 1.5)
+        logits = torch.where(seen, repeated, logits) - (0.4 * count + 0.7 * (count > 0))
         output += logits.argmax(-1).tolist()
-    assert got == output
-    (plain,) = tokens(running, params(temperature=0, max_tokens=2 * BLOCK, **ONE_STEP))
-    assert plain != got
+    assert got == output != plain
 
 
-def test_minimum_length_bans_the_ends_until_then(running: Engine) -> None:
+def test_minimum_length_bans_the_ends_until_then(model: Model) -> None:
     greedy = {"temperature": 0, "max_tokens": 20, "ignore_eos": False}
-    (plain,) = tokens(running, params(**greedy))
+    (plain,) = tokens(model, params(**greedy))
     ends = sorted(set(plain[:4]))
-    (short,) = tokens(running, params(stop_token_ids=ends, **greedy))
+    short, longer = tokens(
+        model,
+        params(stop_token_ids=ends, **greedy),
+        params(stop_token_ids=ends, min_tokens=18, **greedy),
+    )
     assert len(short) == 1
-    (longer,) = tokens(running, params(stop_token_ids=ends, min_tokens=18, **greedy))
     assert len(longer) >= 18
     assert not set(longer[:17]) & set(ends)
 
 
-def test_bad_words(running: Engine) -> None:
+@of_llada2
+def test_bad_words(model: Model) -> None:
     """Words of one token work; longer ones are refused (tests/serving/servers/test_refusals.py)."""
-    (plain,) = tokens(running, params(temperature=0))
-    words = [f"t{token}" for token in plain[:3]]
-    (got,) = tokens(running, params(temperature=0, bad_words=words))
+    (plain,) = tokens(model, params(temperature=0))
+    (got,) = tokens(model, params(temperature=0, bad_words=[f"t{token}" for token in plain[:3]]))
     assert not set(got) & set(plain[:3])
 
 
-def test_several_samples(running: Engine) -> None:
-    prompt = {"prompt_token_ids": PROMPT}
-    (output,) = running.llm.generate([prompt], [params(n=3, temperature=1.5)], use_tqdm=False)
-    assert len({tuple(one.token_ids) for one in output.outputs}) == 3
-    (again,) = running.llm.generate([prompt], [params(n=3, temperature=1.5)], use_tqdm=False)
-    assert [o.token_ids for o in again.outputs] == [o.token_ids for o in output.outputs]
+def test_several_samples(model: Model) -> None:
+    prompt, asked = {"prompt_token_ids": PROMPT}, params(n=3, temperature=1.5)
+    first, again = (
+        [list(one.token_ids) for one in output.outputs]
+        for output in model.running.llm.generate([prompt] * 2, [asked] * 2, use_tqdm=False)
+    )
+    assert len(set(map(tuple, first))) == 3
+    assert again == first
 
 
-def test_refused_by_name(running: Engine) -> None:
-    from vllm.exceptions import VLLMValidationError
-
+@of_llada2
+def test_refused_by_name(model: Model) -> None:
     for options, message in (
         ({"diffusion_algorithm": "Credit"}, "temperature=1.0 is not supported by Credit"),
-        ({"diffusion_algorithm": "Credits"}, "did you mean 'Credit'"),
-        ({"diffusion_low": 0.5}, "diffusion_low is not a setting of LowConfidence"),
         (
             {"prompt_logprobs": 1},
             "prompt_logprobs is not supported with diffusion models: a prompt",
         ),
         ({"bad_words": ["t5 t6"]}, "only words of one token"),
-        ({"allowed_token_ids": [MASK]}, "nothing but the mask token"),
+        ({"allowed_token_ids": [model.mask]}, "nothing but the mask token"),
     ):
         with pytest.raises(VLLMValidationError, match=re.escape(message)):
-            tokens(running, params(**options))
-    running.assert_idle()
+            tokens(model, params(**options))
+    model.running.assert_idle()
 
 
+# ---- However requests are scheduled, and whoever had their slots before
+
+WARM = {"temperature": 0.9, "seed": 3}
+OPTIONS: list[dict[str, Any]] = [
+    {"logit_bias": {30: 4.0, 31: -9.0}},
+    WARM | {"top_k": 5},
+    {},
+    {"allowed_token_ids": [40, 41, 42, 43]},
+    WARM | {"top_p": 0.5, "min_p": 0.02},
+    {"min_tokens": 15, "stop_token_ids": list(range(60, 90))},
+    WARM | {"temperature": 1.3},
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": -0.3},
+    WARM | {"logit_bias": {50: 3.0}, "top_k": 9, "repetition_penalty": 1.2, "min_tokens": 9},
+]
+# Three slots, which requests pass on to each other, a step ahead of the host.
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "no-prefix-cache": {"enable_prefix_caching": False},
-    "async": {"async_scheduling": True},
-    "budget": {"max_num_batched_tokens": 40},
-    "preempted": {"num_gpu_blocks_override": 10, "block_size": 32, "max_model_len": 128},
+    "three slots": {"async_scheduling": True, "max_num_seqs": 3},
+    "few pages": {"max_model_len": 128},
+    "chunks, not cached": {"max_num_batched_tokens": 48, "enable_prefix_caching": False},
+    "sync": {"additional_config": {"dllm": {"execution": "sync", "skip_last_commit": False}}},
 }
-
-
-QUICK = ("async", "preempted")
-
-
-def seeded() -> list[Any]:
-    return [params(seed=n, temperature=1.2, max_tokens=60, top_p=0.95) for n in range(6)]
+PAGES = {"llada2": 10, "nemotron": 10, "gemma": 19}
+QUICK = {("llada2", "three slots"), ("llada2", "few pages"), ("gemma", "few pages")}
 
 
 @pytest.fixture(scope="module")
-def wanted(running: Engine) -> list[list[int]]:
-    return tokens(running, *seeded())
+def family_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], drive.Family]:
+    folder = tmp_path_factory.mktemp("families")
+
+    def family_of(name: str) -> drive.Family:
+        return drive.llada2() if name == "llada2" else getattr(drive, name)(folder / name)
+
+    return family_of
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [pytest.param(s, marks=() if s in QUICK else pytest.mark.long) for s in SCHEDULES],
-)
-def test_same_seed_however_scheduled(
-    schedule: str, wanted: list[list[int]], running: Engine, path: Path
+def requests(family: drive.Family) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Of different lengths, so that slots change hands at different times."""
+    prompts = family.prompts([11 + 5 * n for n in range(len(OPTIONS))], seed=6)
+    asked = []
+    for n, options in enumerate(OPTIONS):
+        pace = family.quick if n % 3 else family.slow
+        common = {"max_tokens": 20 + 7 * (n % 4), "temperature": 0.0, "seed": 8}
+        asked.append(SamplingParams(**(common | options), extra_args=dict(pace)))
+    return prompts, asked
+
+
+@pytest.fixture(scope="module")
+def alone(family_of: Callable[[str], drive.Family]) -> Callable[[str], list[tuple[list[int], str]]]:
+    @cache
+    def alone(name: str) -> list[tuple[list[int], str]]:
+        family = family_of(name)
+        with family.start() as running:
+            return [running.generate([p], [q])[0] for p, q in zip(*requests(family), strict=True)]
+
+    return alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "schedule"), long_but(QUICK, product(PAGES, SCHEDULES)))
+def test_requests_are_as_alone(
+    name: str,
+    schedule: str,
+    family_of: Callable[[str], drive.Family],
+    alone: Callable[[str], list[tuple[list[int], str]]],
 ) -> None:
-    """Last in this file: only one engine can live in a process, so the module's is closed."""
-    running.close()
-    with engine(path, BLOCK, **SCHEDULES[schedule]) as other:
-        preemptions = count_calls(other.scheduler, "_preempt_request")
-        assert tokens(other, *seeded()) == wanted
-        assert bool(preemptions) == (schedule == "preempted")
+    """In both orders, and after all are preempted at once, again and again."""
+    family, wanted = family_of(name), alone(name)
+    (prompts, asked), few = requests(family), schedule == "few pages"
+    assert len({tuple(found) for found, _ in wanted}) == len(wanted)
+    options = SCHEDULES[schedule] | ({"num_gpu_blocks_override": PAGES[name]} if few else {})
+    with family.start(**options) as running:
+        preempted = count_calls(running.scheduler, "_preempt_request")
+        assert running.generate(prompts, asked) == wanted
+        assert running.generate(prompts[::-1], asked[::-1]) == wanted[::-1]
+        assert bool(preempted) == few
+        driver = drive.Driver(running)
+        for n, (prompt, one) in enumerate(zip(prompts, asked, strict=True)):
+            driver.add(f"r{n}", prompt, one)
+        for _ in range(6):
+            for _ in range(5):
+                driver.step()
+            assert running.core.reset_prefix_cache(reset_running_requests=True)
+        found = driver.finish()
+        assert [found[f"r{n}"] for n in range(len(prompts))] == [answer for answer, _ in wanted]
+        running.assert_idle()

@@ -17,6 +17,7 @@ import torch
 
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY_GEMMA, TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
+from tests.support.families import FUSED
 from tests.support.reference_llada22 import random_checkpoint22
 
 pytestmark = pytest.mark.engine
@@ -26,11 +27,7 @@ LLADA22 = Path("LLaDA2.2")
 CASES: dict[str, tuple[Path, int, dict[str, Any]]] = {
     "DiffusionGemma": (TINY_GEMMA, 32, TEXT_ONLY_OPTIONS),
     "LLaDA2.2": (LLADA22, 8, {}),
-    "SDAR, two blocks": (
-        TINY_SDAR,
-        4,
-        {"async_scheduling": True, "additional_config": {"dllm": {"fused_commit": "on"}}},
-    ),
+    "SDAR, two blocks": (TINY_SDAR, 4, FUSED),
 }
 OTHERS = ("vllm", "torch", "transformers")
 

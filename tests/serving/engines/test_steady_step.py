@@ -103,7 +103,11 @@ def steady(driver: Driver, family: Family, requests: int, *options: dict[str, An
     for n, prompt in enumerate(prompts):
         own = options[n % len(options)] if options else {}
         driver.add(f"r{requests}x{n}", prompt, family.params(64, **own))
-    names = [f"r{requests}x{n}" for n in range(requests)]
+    denoise(driver, [f"r{requests}x{n}" for n in range(requests)])
+
+
+def denoise(driver: Driver, names: list[str]) -> None:
+    """Until all of these are in the middle of a canvas."""
 
     def denoising() -> bool:
         canvases = [driver.canvas(name) for name in names]
@@ -147,8 +151,9 @@ def test_nothing_is_read_back(family: Family, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_loop_over_requests(family: Family) -> None:
-    """As many calls for twelve requests as for three; the scheduler's hook is asked for each."""
-    hook = ("._mamba_block_aligned_split", "._canvas", "._whole_canvas")
+    """As many calls for twelve requests as for three; vLLM asks the scheduler's hooks for each."""
+    split = ("._mamba_block_aligned_split", ".tokens_to_schedule", "._canvas", "._whole_canvas")
+    hook = (*split, ".make_spec_decoding_stats")
     with family.start() as running:
         driver = Driver(running)
         seen = []

@@ -9,14 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.support import reference
+from tests.support.checkpoints import ROOT
 from tests.support.child import in_child
 from tests.support.engine import count_calls, engine, greedy
+from tests.support.families import prompt
 from tests.support.packages import pip_install
+from tests.support.random_weights import SIZES, VOCABULARY, spread, state, write_tokenizer
 from tests.support.reference import MARGIN, Answer, Rule
-from tests.support.reference_block_qwen2 import BLOCK, Reference, random_checkpoint
 
-ROOT = Path(__file__).resolve().parents[3]
+BLOCK, MASK = 8, VOCABULARY - 1
+
+
+class Reference(reference.Reference):
+    def __init__(self, path: Path) -> None:
+        self.block, self.mask = BLOCK, MASK
+        self.model, _ = reference.load(path, "Qwen2")
+
+
+def random_checkpoint(path: Path, tied: bool) -> Path:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": tied}
+    spread(Qwen2ForCausalLM(Qwen2Config(**(SIZES | heads)))).save_pretrained(path)
+    state(
+        path,
+        architectures=["BlockQwen2ForCausalLM"],
+        canvas_length=BLOCK,
+        mask_token_id=MASK,
+    )
+    write_tokenizer(path, 1)
+    return path
+
+
 PACKAGE = ROOT / "tests" / "packages" / "block_qwen2"
 FILES = ("block_qwen2.py", "block_qwen2_model.py", "pyproject.toml")
 # (tokens of the prompt, tokens to generate, threshold): shorter and longer than a block of 8,
@@ -36,39 +61,13 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def requests() -> list[dict[str, Any]]:
-    names = ("max_tokens", "threshold")
-    return [
-        {"prompt": [(37 * i * i + 11 * i + n) % 290 for i in range(1, length + 1)], "stop": []}
-        | dict(zip(names, rest, strict=True))
-        for n, (length, *rest) in enumerate(SHAPES)
-    ]
-
-
-def reference_answers(model: Path, asked: list[dict[str, Any]]) -> list[Answer]:
-    reference = Reference(model)
-    return [
-        reference.generate(
-            one["prompt"], one["max_tokens"], Rule(threshold=one["threshold"]), tuple(one["stop"])
-        )
-        for one in asked
-    ]
-
-
-def served(model: str, asked: list[dict[str, Any]]) -> Iterator[list[list[list[int]]]]:
+def served(model: str, asked: list[Any]) -> Iterator[list[list[list[int]]]]:
     """Where the family is installed: the answers of each engine, and again out of the cache."""
-    prompts, params = (
-        [one["prompt"] for one in asked],
-        [
-            greedy(
-                one["max_tokens"],
-                ignore_eos=True,
-                stop_token_ids=one["stop"],
-                diffusion_threshold=one["threshold"],
-            )
-            for one in asked
-        ],
-    )
+    prompts = [given for given, *_ in asked]
+    params = [
+        greedy(count, ignore_eos=True, stop_token_ids=stop, diffusion_threshold=threshold)
+        for _, count, threshold, stop in asked
+    ]
     for name, options in ENGINES.items():
         # The checkpoint alone says how long its canvases are.
         with engine(Path(model), BLOCK, **(options | {"diffusion_config": None})) as running:
@@ -90,18 +89,23 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "tied",
-    [
-        pytest.param(False, id="head"),
-        pytest.param(True, id="tied-head", marks=pytest.mark.long),
-    ],
+    [pytest.param(False, id="head"), pytest.param(True, id="tied-head", marks=pytest.mark.long)],
 )
 def test_installed_family_equals_transformers(installed: Path, tmp_path: Path, tied: bool) -> None:
     """Token for token, however the requests are scheduled."""
     model = random_checkpoint(tmp_path, tied)
-    asked = requests()
+    reference = Reference(model)
+    asked: list[Any] = [
+        (prompt(n, length), count, threshold, [])
+        for n, (length, count, threshold) in enumerate(SHAPES)
+    ]
+
+    def answer(given: list[int], count: int, threshold: float, stop: list[int]) -> Answer:
+        return reference.generate(given, count, Rule(threshold=threshold), tuple(stop))
+
     # One of the long answers ends early, at its fifth token.
-    asked[5]["stop"] = [reference_answers(model, asked[5:6])[0].tokens[4]]
-    wanted = reference_answers(model, asked)
+    asked[5] = (*asked[5][:3], [answer(*asked[5]).tokens[4]])
+    wanted = [answer(*one) for one in asked]
     robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= len(asked) - 2, "too many near ties to compare"
     steps = [count for answer in wanted for count in answer.decided]

@@ -87,9 +87,10 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Engine]]:
 
 
 def test_equals_the_reference(served: tuple[Model, Engine]) -> None:
-    """A wrong mask, cache, rule or end of a turn changes tokens."""
+    """A wrong mask, cache, rule or end of a turn changes tokens. Most answers are right."""
     model, running = served
-    prompts = [example.prompt for example in model.encoded(9)]
+    examples = model.encoded(9)
+    prompts = [example.prompt for example in examples]
     wanted = [model.reference.generate(one, MOST, model.rule, model.ends) for one in prompts]
     robust = [n for n, answer in enumerate(wanted) if answer.margin > MARGIN]
     assert len(robust) >= 50, "too many near ties to compare 50 prompts"
@@ -98,33 +99,28 @@ def test_equals_the_reference(served: tuple[Model, Engine]) -> None:
     got = running.generate(prompts, [greedy(MOST, **model.options)] * len(prompts))
     different = [n for n in robust if got[n][0] != wanted[n].tokens]
     assert not different, different
+    right = sum(tokens == e.answer for (tokens, _), e in zip(got, examples, strict=True))
+    assert right >= 0.85 * len(examples)
 
 
-def solved(model: Model, running: Engine, per_task: int, **options: Any) -> tuple[int, int, float]:
+def solved(model: Model, running: Engine, **options: Any) -> tuple[int, int, float]:
     """How many problems were answered rightly, of how many, and in how many denoise steps."""
     name = "vllm:diffusion_num_denoising_steps"
 
     def steps() -> float:
         return sum(metric.value for metric in running.llm.get_metrics() if metric.name == name)
 
-    examples, before = model.encoded(per_task), steps()
-    params = [greedy(MOST, **options) for _ in examples]
-    got = running.generate([example.prompt for example in examples], params)
+    examples, before = model.encoded(30), steps()
+    got = running.generate([e.prompt for e in examples], [greedy(MOST, **options)] * len(examples))
     right = sum(tokens == e.answer for (tokens, _), e in zip(got, examples, strict=True))
     return right, len(examples), steps() - before
-
-
-def test_problems_are_answered_rightly(served: tuple[Model, Engine]) -> None:
-    """Weights that the backbone reads wrongly, or a checkpoint that was not trained, fail here."""
-    right, asked, _ = solved(*served, per_task=20)
-    assert right >= 0.85 * asked, f"{right} of {asked}"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("served", ["llada2"], indirect=True)
 def test_fewer_steps_are_as_accurate(served: tuple[Model, Engine]) -> None:
-    right, asked, steps = solved(*served, per_task=30, diffusion_threshold=0.9)
-    of_all, _, most = solved(*served, per_task=30, diffusion_threshold=ONE_AT_A_TIME)
+    right, asked, steps = solved(*served, diffusion_threshold=0.9)
+    of_all, _, most = solved(*served, diffusion_threshold=ONE_AT_A_TIME)
     low, high = wilson_interval(of_all, asked)
     assert low <= right / asked <= high
     assert 2 * steps <= most

@@ -13,14 +13,16 @@ import torch
 from triton_interpreter import interpreter_env
 
 from tests.support import oracle
-from tests.support.engine import answers_of_child, engine
+from tests.support.checkpoints import TEXT_ONLY_OPTIONS
+from tests.support.child import in_child
+from tests.support.children import kernel_child
+from tests.support.engine import engine
 from tests.support.reference_gemma import VOCABULARY, random_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # Within a block, over several, and with a tail that the first canvas takes along.
 LENGTHS = (5, 24, 43)
-TEXT = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
@@ -29,7 +31,7 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 
 def with_kernels(jobs: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
-    return answers_of_child("kernel_child", jobs, env=interpreter_env(directory / "triton"))
+    return in_child(kernel_child.answers, jobs, env=interpreter_env(directory / "triton"))
 
 
 def without_kernels(job: dict[str, Any]) -> tuple[list[list[int]], str]:
@@ -98,7 +100,7 @@ def test_diffusion_gemma(tmp_path: Path) -> None:
         {
             "model": str(tmp_path),
             "block": 32,
-            "options": TEXT,
+            "options": TEXT_ONLY_OPTIONS,
             "dllm": {"window": window},
             "prompts": prompts(VOCABULARY),
             "requests": [

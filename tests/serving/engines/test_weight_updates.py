@@ -21,7 +21,9 @@ from vllm.distributed.weight_transfer.base import (
 
 from tests.serving.engines.test_kv_transfer import MODELS, files_in, start
 from tests.support.checkpoints import ROOT, TEXT_ONLY_OPTIONS
+from tests.support.drive import Driver
 from tests.support.engine import Engine, engine, greedy
+from tests.support.long import long_but
 from tests.support.mixed_requests import FAMILIES, completions, mixed
 from tests.support.reference_sdar import random_checkpoint
 
@@ -140,59 +142,32 @@ MODES: dict[str, dict[str, Any]] = {
     "compiled": {"enforce_eager": False},
     "bfloat16": {"dtype": "bfloat16"},
     "compiled, bfloat16": {"enforce_eager": False, "dtype": "bfloat16"},
+    # The workers' processes know the trainer's extension, but no transfer of this module.
+    "two workers": {"tensor_parallel_size": 2},
 }
-# The workers' processes know the trainer's extension, but no transfer of this module.
-LOADING_MODES = MODES | {"two workers": {"tensor_parallel_size": 2}}
-CASES = [
-    pytest.param(
-        family,
-        mode,
-        id=f"{family}, {mode}",
-        marks=() if (family, mode) == ("llada2", "eager") else pytest.mark.long,
-    )
-    for family in FAMILIES
-    for mode in MODES
-]
-
-
-@pytest.mark.parametrize(("family", "mode"), CASES)
-def test_new_weights(family: str, mode: str, tmp_path: Path) -> None:
-    path, length, _, _ = FAMILIES[family]
-    options = options_of(family) | MODES[mode]
-    asked = list(mixed(family, 12))
-    new = changed(path, tmp_path / "changed")
-    with engine(new, length, **options) as running:
-        wanted = answers(running, asked)
-    with engine(path, length, **options) as running:
-        old = answers(running, asked)
-        assert old != wanted, "the change of weights shows"
-        llm = running.llm
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(new)})
-        assert answers(running, asked) == wanted
-        send(running, tensors_of(path), size=7)
-        assert answers(running, asked) == old
-        reload(running, tensors_of(new))
-        assert answers(running, asked) == wanted
+EXPERTS = "sdar with experts"
+QUICK = {("llada2", "eager"), (EXPERTS, "eager")}
 
 
 @pytest.mark.parametrize(
-    ("family", "mode"),
-    [
-        pytest.param(
-            *case,
-            id=", ".join(case),
-            marks=() if case == ("llada2", "eager") else pytest.mark.long,
-        )
-        for case in itertools.product(FAMILIES, LOADING_MODES)
-    ],
+    ("family", "mode"), long_but(QUICK, [*itertools.product(FAMILIES, MODES), (EXPERTS, "eager")])
 )
 def test_new_weights_from_a_worker_extension(family: str, mode: str, tmp_path: Path) -> None:
-    """Through the model's `load_weights`: one tensor at a time, in buckets, and back again."""
-    path, length, _, _ = FAMILIES[family]
-    options = options_of(family) | LOADING_MODES[mode]
-    if mode == "two workers":
+    """And from a reload or a transfer: a tensor at a time, in buckets, at once, and back again.
+
+    Of SDAR with experts the head is tied; vLLM packs the shared matrix for the embedding and for
+    the head, and both are renewed.
+    """
+    if family == EXPERTS:
+        path, length = random_checkpoint(tmp_path / "sdar", experts=True, block=4, tied=True), 4
+        plain = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0, "extra_args": {}}
+        asked = [(list(range(5, 25 + i)), plain) for i in range(12)]
+    else:
+        path, length, _, _ = FAMILIES[family]
+        asked = list(mixed(family, 12))
+    options, alone = options_of(family) | MODES[mode], mode != "two workers"
+    if not alone:
         del options["weight_transfer_config"]
-    asked = list(mixed(family, 12))
     new = changed(path, tmp_path / "changed")
     before, after = tensors_of(path), tensors_of(new)
     with engine(new, length, **options) as running:
@@ -200,7 +175,13 @@ def test_new_weights_from_a_worker_extension(family: str, mode: str, tmp_path: P
     with engine(path, length, **options) as running:
         old = answers(running, asked)
         assert old != wanted, "the change of weights shows"
-        if experts_of(after):
+        if alone:
+            named = {"weights_path": str(new)}
+            running.llm.collective_rpc("reload_weights", kwargs=named)
+            assert answers(running, asked) == wanted
+            send(running, before, size=7)
+            assert answers(running, asked) == old
+        if experts_of(after) and family != EXPERTS:
             reload(running, before | experts_of(after))
             with_new_experts = answers(running, asked)
             reload(running, before)
@@ -213,22 +194,6 @@ def test_new_weights_from_a_worker_extension(family: str, mode: str, tmp_path: P
         load(running, before, size=7)
         assert answers(running, asked) == old
         load(running, after, size=len(after))
-        assert answers(running, asked) == wanted
-
-
-def test_experts_and_a_tied_head_of_sdar(tmp_path: Path) -> None:
-    """VLLM packs the shared matrix for the embedding and for the head; both are renewed."""
-    path = random_checkpoint(tmp_path / "sdar", experts=True, block=4, tied=True)
-    new = changed(path, tmp_path / "changed")
-    before, after = tensors_of(path), tensors_of(new)
-    options = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0, "extra_args": {}}
-    asked = [(list(range(5, 25 + i)), options) for i in range(12)]
-    with engine(new, 4) as running:
-        wanted = answers(running, asked)
-    with engine(path, 4, **TRAINER) as running:
-        old = answers(running, asked)
-        assert old != wanted, "the change of weights shows"
-        load(running, after, size=1)
         assert answers(running, asked) == wanted
         reload(running, before)
         assert answers(running, asked) == old
@@ -305,21 +270,16 @@ def test_an_update_in_the_middle_of_answers() -> None:
         params = [greedy(40 + 8 * i, ignore_eos=True) for i in range(4)]
         prompts = [list(range(5, 25 + i)) for i in range(4)]
         alone = running.generate(prompts, params)
+        driver = Driver(running)
         for number, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-            running.llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, asked)
-        ended: dict[str, list[int]] = {}
-        for step in range(2000):
-            if step == 9:
-                running.llm.sleep(level=0, mode="keep")
-                send(
-                    running, tensors_of(path), size=11
-                )  # the same, so that answers can be compared
-                running.llm.wake_up(tags=["scheduling"])
-            for output in running.llm.llm_engine.step():
-                if output.finished:
-                    ended[output.request_id] = list(output.outputs[0].token_ids)
-            if len(ended) == 4:
-                break
+            driver.add(str(number), prompt, asked)
+        for _ in range(9):
+            driver.step()
+        running.llm.sleep(level=0, mode="keep")
+        # The same, so that answers can be compared.
+        send(running, tensors_of(path), size=11)
+        running.llm.wake_up(tags=["scheduling"])
+        ended = driver.finish()
         assert [ended[str(number)] for number in range(4)] == [ids for ids, _ in alone]
         running.assert_idle()
 

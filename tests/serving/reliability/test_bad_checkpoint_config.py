@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.settings.test_bad_input import refusal
 from tests.support.engine import engine, greedy
@@ -19,7 +18,7 @@ from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference, random_checkpoint
 from tests.support.strategies import JSON, STEPS, Number, share
 from vllm_dllm.families.config_fields import canvas_length
-from vllm_dllm.families.llada2.hf_config import LLaDA2MoeConfig, contradictions
+from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
 
 COUNT = Number(least=1, most=STEPS, whole=True)
 FIELDS = sorted(vars(LLaDA2MoeConfig()).keys() & LLaDA2MoeConfig.__annotations__.keys())
@@ -34,43 +33,6 @@ def test_a_field_of_another_type(name: str) -> None:
             LLaDA2MoeConfig(**{name: value})
         with pytest.raises(StrictDataclassError, match=f"'{name}'"):
             LLaDA2MoeConfig().update({name: value})
-
-
-def contradictory(c: dict[str, Any]) -> bool:
-    """Whether no model has such heads, such groups of experts, or such a rotary embedding."""
-    groups, chosen = c["n_group"], c["topk_group"]
-    if (groups is None) != (chosen is None):
-        return True
-    groups, chosen = groups or 1, chosen or 1
-    size, odd = divmod(c["num_experts"], groups)
-    rotary, product = c["rotary_dim"], c["head_dim"] * c["partial_rotary_factor"]
-    return bool(
-        (rotary and abs(rotary - product) >= 1)
-        or (rotary or int(product)) % 2
-        or c["num_attention_heads"] % c["num_key_value_heads"]
-        or odd
-        or size < 1 + c["moe_router_enable_expert_bias"]
-        or chosen > groups
-        or c["num_experts_per_tok"] > chosen * size
-    )
-
-
-SMALL = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64])
-RELATED = st.fixed_dictionaries(
-    dict.fromkeys(("num_experts", "num_experts_per_tok", "head_dim"), SMALL)
-    | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), SMALL)
-    | {name: SMALL | st.none() for name in ("n_group", "topk_group", "rotary_dim")}
-    | {"moe_router_enable_expert_bias": st.booleans()}
-    | {"partial_rotary_factor": st.sampled_from([0.25, 0.5, 1.0])}
-)
-
-
-@settings(max_examples=share(0.1))
-@given(RELATED)
-def test_fields_that_depend_on_each_other(fields: dict[str, Any]) -> None:
-    said = list(contradictions(LLaDA2MoeConfig(**fields)))
-    assert bool(said) == contradictory(fields), said
-    assert all(any(f"{name}=" in sentence for name in fields) for sentence in said)
 
 
 @settings(max_examples=share(0.04))
@@ -132,7 +94,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_contradiction(
     way: str, fields: dict[str, Any], words: tuple[str, ...], plain: Path, tmp_path: Path
 ) -> None:
-    """No engine starts, be it that the checkpoint or the user says so."""
     options: dict[str, Any] = {}
     if way == "file":
         plain = shutil.copytree(plain, tmp_path / "model")
@@ -158,7 +119,6 @@ AGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.engine
 @pytest.mark.parametrize("case", AGREEMENTS)
 def test_an_odd_agreement(case: str, tmp_path: Path) -> None:
-    """Served, and as the reference reads it."""
     made, said = AGREEMENTS[case]
     random_checkpoint(tmp_path, 3, **made)
     reference = Reference.load(tmp_path, 32, mask=299)

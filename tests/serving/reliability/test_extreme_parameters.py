@@ -6,38 +6,24 @@ Whatever a request carries, it is refused by name, or served, or ended alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 
-from tests.support import oracle
 from tests.support.engine import Engine, engine
 from tests.support.reference_gemma import random_checkpoint
+from vllm_dllm.engine import row_options
+from vllm_dllm.frontend import front_end
 
 pytestmark = pytest.mark.engine
 
-FAMILIES = ["llada2", pytest.param("gemma", marks=pytest.mark.long)]
 PROMPT = [[20 + i] * (9 + 5 * i) for i in range(4)]
 FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Engine]:
-    if request.param == "llada2":
-        golden = oracle.checkpoint("ckpt_b_b8")
-        path, block, options = golden.path, golden.block_size, {}
-    else:
-        path, block = tmp_path_factory.mktemp("gemma"), 32
-        random_checkpoint(path, seed=1, canvas=block, sliding_window=16)
-        options = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-    with engine(path, block, **options) as started:
-        yield started
-
-
 def params(**options: Any) -> Any:
-    from vllm import SamplingParams
-
     extra = {name: options.pop(name) for name in list(options) if name.startswith("diffusion_")}
     return SamplingParams(**({"max_tokens": 12} | options), extra_args=extra or None)
 
@@ -47,26 +33,18 @@ def vocabulary(running: Engine) -> int:
 
 
 def known(running: Engine) -> list[Any]:
-    """Answers that must stay what they are."""
     return running.generate(
         PROMPT, [params(temperature=0, seed=n, max_tokens=20) for n in range(4)]
     )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "the seed of the second sample": ({"n": 2, "seed": 2**63 - 1}, "seed"),
     "seed above": ({"seed": 2**63}, "seed"),
-    "seed below": ({"seed": -(2**63) - 1}, "seed"),
     "max_tokens": ({"max_tokens": 2**63}, "max_tokens"),
     "top_k": ({"top_k": 2**63}, "top_k"),
     "min_tokens": ({"max_tokens": None, "min_tokens": 2**64}, "min_tokens"),
-    "min_tokens beyond the context": (
-        {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1},
-        "min_tokens",
-    ),
     "stream_interval": ({"stream_interval": 2**64}, "stream_interval"),
     "bias of NaN": ({"logit_bias": {5: math.nan}}, "logit_bias"),
-    "bias of inf": ({"logit_bias": {5: math.inf}}, "logit_bias"),
     "bias beyond float32": ({"logit_bias": {5: -1e39}}, "logit_bias"),
     "penalty": ({"repetition_penalty": 1e31}, "repetition_penalty"),
 }
@@ -74,8 +52,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_by_name(running: Engine, case: str) -> None:
-    from vllm.exceptions import VLLMValidationError
-
     options, name = REFUSED[case]
     with pytest.raises(VLLMValidationError, match=name):
         running.generate([PROMPT[0]], [params(**options)])
@@ -86,7 +62,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "the largest seed": {"seed": 2**63 - 1},
     "the last two seeds": {"n": 2, "seed": 2**63 - 2},
     "the smallest seed": {"seed": -(2**63), "n": 2},
-    "max_tokens of 32 bits": {"max_tokens": 2**31, "seed": 1},
     "max_tokens of 64 bits": {"max_tokens": 2**63 - 1, "seed": 1},
     "top_k": {"top_k": 2**63 - 1, "seed": 1},
     "denormal top_p": {"top_p": 5e-324, "seed": 1},
@@ -138,18 +113,12 @@ def contradictions(running: Engine) -> dict[str, tuple[dict[str, Any], list[str]
     }
 
 
-CONTRADICTIONS = ("only the end", "all of it bad", "all end", "all biased away", "the last one bad")
-
-
-@pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_contradictions_are_refused(running: Engine, case: str) -> None:
+def test_contradictions_are_refused(running: Engine) -> None:
     """Catches rows that are -inf throughout, taken for a model that gives NaN."""
-    from vllm.exceptions import VLLMValidationError
-
-    options, names = contradictions(running)[case]
-    with pytest.raises(VLLMValidationError, match="no token is left to choose") as refusal:
-        running.generate([PROMPT[0]], [params(**options)])
-    assert all(name in str(refusal.value) for name in names)
+    for options, names in contradictions(running).values():
+        with pytest.raises(VLLMValidationError, match="no token is left to choose") as refusal:
+            running.generate([PROMPT[0]], [params(**options)])
+        assert all(name in str(refusal.value) for name in names)
 
 
 def test_what_is_almost_contradictory_is_served(running: Engine) -> None:
@@ -166,8 +135,6 @@ def test_who_leaves_no_token_ends_for_its_own_reason(
     running: Engine, monkeypatch: pytest.MonkeyPatch, package_log: pytest.LogCaptureFixture
 ) -> None:
     """What admission overlooks is not blamed on the model, and costs nobody's cached pages."""
-    from vllm_dllm.frontend import front_end
-
     prompts = [[20] * 140, *PROMPT]
     calm = params(temperature=0, seed=3)
     before = running.generate(prompts, [calm] * 5)
@@ -188,8 +155,6 @@ def test_who_cannot_be_taken_up_ends_alone(
     running: Engine, monkeypatch: pytest.MonkeyPatch, package_log: pytest.LogCaptureFixture
 ) -> None:
     """Catches one request's parameters that take the engine down."""
-    from vllm_dllm.engine import row_options
-
     before = known(running)
     original = row_options.RowOptions.from_params
 
@@ -211,8 +176,6 @@ def test_a_step_in_flight_leaves_no_nan_behind(
     tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next step of who is ended has begun: it reads NaN, and its pages go to others."""
-    from vllm_dllm.frontend import front_end
-
     path = tmp_path_factory.mktemp("gemma")
     random_checkpoint(path, seed=1, canvas=32, sliding_window=16)
     options = {"limit_mm_per_prompt": {"image": 0, "video": 0}, "async_scheduling": True}

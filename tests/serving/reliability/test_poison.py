@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +10,11 @@ import torch
 from tests.support import oracle
 from tests.support.drive import Driver
 from tests.support.engine import Engine, count_calls, engine, greedy
-from tests.support.reference_gemma import random_checkpoint
 
 pytestmark = pytest.mark.engine
 
 PROMPTS = [[20 + i] * (9 + 5 * i) for i in range(4)]
 VICTIM = 2
-
-
-@pytest.fixture(scope="module", params=["llada2", pytest.param("gemma", marks=pytest.mark.long)])
-def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Engine]:
-    if request.param == "llada2":
-        golden = oracle.checkpoint("ckpt_b_b8")
-        path, block, options = golden.path, golden.block_size, {}
-    else:
-        path, block = Path(tmp_path_factory.mktemp("gemma")), 32
-        random_checkpoint(path, seed=1, canvas=block, sliding_window=16)
-        options = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-    with engine(path, block, **options) as started:
-        yield started
 
 
 def ask(running: Engine, prompts: list[list[int]]) -> list[tuple[list[int], str]]:

@@ -46,9 +46,8 @@ def following_requests(
     draw = random.Random(13)
     following = []
     for n in range(FOLLOWING):
-        which = draw.randrange(len(asked))
-        prompt, answer = asked[which][0], answers[which][0]
-        kept = answer if draw.random() < 0.7 else answer[: draw.randrange(len(answer))]
+        (prompt, _), (answer, _) = draw.choice(list(zip(asked, answers, strict=True)))
+        kept = answer[: draw.choice((len(answer), draw.randrange(len(answer))))]
         (own,) = family.prompts((draw.randrange(1, 20),), seed=2000 + n)
         params = family.params(draw.randrange(1, 24), "quick", ignore_eos=True, seed=n)
         following.append((prompt + kept + own, params))

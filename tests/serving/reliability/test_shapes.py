@@ -1,13 +1,11 @@
 """Lengths around the bounds of canvases, pages, budgets and contexts.
 
-Beside `tests/serving/engines/test_limits.py` (LLaDA2: filled contexts, `max_tokens`, rounding) and
-`tests/serving/engines/test_shapes.py` (odd checkpoints), with which this shares the references.
+Beside `tests/serving/engines/test_limits.py` (LLaDA2: filled contexts, rounding) and
+`tests/serving/engines/test_families.py` (odd checkpoints), with which this shares the references.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from tests.support import oracle
 from tests.support.drive import PAGE, Family, assert_nothing_held, gemma, llada2
-from tests.support.engine import Engine, count_calls, engine, greedy
+from tests.support.engine import Engine, count_calls, greedy
 from tests.support.reference import MARGIN, Rule
 from tests.support.reference_gemma import COLD
 from tests.support.reference_gemma import Reference as GemmaReference
@@ -112,23 +110,6 @@ def test_gemma_prompts_and_budget(little: tuple[Family, Engine]) -> None:
     assert_nothing_held(running)
 
 
-def test_gemma_max_tokens_is_exact_and_a_prefix(little: tuple[Family, Engine]) -> None:
-    family, running = little
-    (prompt,) = family.prompts((50,), seed=33)
-    most = 10 * family.length + 3
-
-    def answer(tokens: int) -> tuple[list[int], str]:
-        params = family.params(tokens, "quick", ignore_eos=True)
-        return running.generate([prompt], [params])[0]
-
-    whole, _ = answer(most)
-    assert len(whole) == most
-    assert len(set(whole)) > 50
-    for tokens in (1, family.length - 1, family.length, family.length + 1):
-        assert answer(tokens) == (whole[:tokens], "length")
-    assert_nothing_held(running)
-
-
 @pytest.mark.parametrize("left", [1, 10, 31, 32, 33])
 def test_gemma_prompt_leaves_less_than_a_canvas(left: int, little: tuple[Family, Engine]) -> None:
     """The canvas is as narrow as the context is then, and gives what a narrow canvas gives."""
@@ -146,41 +127,3 @@ def test_gemma_prompt_leaves_less_than_a_canvas(left: int, little: tuple[Family,
         )
         assert running.generate([prompt], [narrow])[0] == (tokens, "length")
     assert_nothing_held(running)
-
-
-def test_an_empty_prompt_is_refused(little: tuple[Family, Engine]) -> None:
-    """Offline; over HTTP see `tests/serving/servers/test_refusals.py`. The engine lives on."""
-    from vllm.exceptions import VLLMValidationError
-
-    family, running = little
-    for empty in ({"prompt_token_ids": []}, ""):
-        with pytest.raises(VLLMValidationError, match="prompt"):
-            running.llm.generate([empty], [family.params(4)], use_tqdm=False)
-    (prompt,) = family.prompts((1,), seed=35)
-    assert len(running.generate([prompt], [family.params(4, ignore_eos=True)])[0][0]) == 4
-    assert_nothing_held(running)
-
-
-@pytest.mark.long
-def test_llada2_has_no_window_whatever_its_config_says(
-    little: tuple[Family, Engine], tmp_path: Path
-) -> None:
-    """Published checkpoints state a window of 4,096 that their model never looks at.
-
-    Last in this file: only one engine can live in a process, so the module's is closed.
-    """
-    little[1].close()
-    family = llada2()
-    narrow = tmp_path / "narrow"
-    shutil.copytree(family.path, narrow, ignore=shutil.ignore_patterns("golden.json"))
-    narrow.chmod(0o755)
-    (narrow / "config.json").chmod(0o644)
-    stated = json.loads((narrow / "config.json").read_text())
-    (narrow / "config.json").write_text(json.dumps(stated | {"sliding_window": 12}))
-    prompt = family.prompts((45,), seed=36)[0]
-    params = [family.params(20, ignore_eos=True)]
-    answers = []
-    for path, options in ((family.path, family.engine), (narrow, {})):
-        with engine(path, family.length, **options) as running:
-            answers.append(running.generate([prompt], params))
-    assert answers[0] == answers[1]

@@ -9,8 +9,6 @@ import pytest
 from benchmarks.soak import Size, run
 from tests.support.soak.client import ABORTED, COMPLETED, REFUSED
 from tests.support.soak.models import MODELS
-from tests.support.soak.requests import MASKED, UNIFORM, draw_pool
-from vllm_dllm.decoding.names import algorithm_names
 
 SIZES = {
     "llada2": Size(requests=350, distinct=80),
@@ -33,12 +31,3 @@ def test_soak(name: str, tmp_path: Path) -> None:
     assert report.preemptions > 0
     assert min(report.faults.values()) > 0
     assert report.alone > 0.9 * SIZES[name].distinct
-
-
-def test_every_algorithm_is_asked_for() -> None:
-    """Who adds an algorithm adds it to the soak."""
-    assert set(MASKED) == set(algorithm_names("mask", of_every_model=True))
-    assert set(UNIFORM) == set(algorithm_names("uniform"))
-    pool = draw_pool(150, "mask", seed=0)
-    asked = {ask.body["vllm_xargs"].get("diffusion_algorithm") for ask in pool}
-    assert asked == {None, *MASKED}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.support import oracle
-from tests.support.drive import Family, assert_nothing_held, gemma, llada2, replaced
+from tests.support.drive import assert_nothing_held, llada2
 from tests.support.engine import Engine, greedy
 from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference
+from vllm_dllm.decoding.names import algorithm_names
 
 pytestmark = pytest.mark.engine
 
@@ -94,7 +95,7 @@ def test_an_end_in_the_prompt_ends_nothing(place: str, masked: Engine, reference
 def test_a_mask_that_the_model_prefers(way: str, masked: Engine, reference: Biased) -> None:
     """It costs probability, as the reference has it, and the next best token is taken."""
     (prompt,) = llada2().prompts((21,), seed=77)
-    with replaced(reference, "bias", 14.0):
+    with mock.patch.object(reference, "bias", 14.0):
         logits = reference.logits(prompt + [MASK] * 3)[-3:]
         assert (logits.argmax(-1) == MASK).all(), "it would be chosen"
         output = wanted(reference, prompt, 19)
@@ -109,7 +110,6 @@ def test_a_mask_that_the_model_prefers(way: str, masked: Engine, reference: Bias
 
 
 def with_head(running: Engine, bias: float, prompts: list[list[int]], params: list[Any]) -> Any:
-    """Answers of a model whose head adds this to the mask token's logit."""
     statistics = running.runner.sampler.readout
     head = statistics.head
 
@@ -118,25 +118,8 @@ def with_head(running: Engine, bias: float, prompts: list[list[int]], params: li
         logits[:, MASK] += bias
         return logits
 
-    with replaced(statistics, "head", biased):
+    with mock.patch.object(statistics, "head", biased):
         return running.generate(prompts, params)
-
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "LowConfidence": {"diffusion_threshold": 0.0},
-    "JointThreshold": {"diffusion_threshold": 0.3, "diffusion_edit_threshold": 0.0},
-    "ConfidenceThreshold": {"diffusion_threshold": 0.1},
-    "FixedSteps": {"diffusion_steps": 3},
-    "LowConfidenceEven": {"diffusion_steps": 3},
-    "Leftmost": {"diffusion_steps": 3},
-    "LowConfidenceDynamic": {"diffusion_threshold": 0.1, "diffusion_steps": 5},
-    "LowConfidenceStatic": {"diffusion_steps": 3},
-    "Sequential": {"diffusion_steps": 4},
-    "EntropyBounded": {"diffusion_entropy_bound": 3.0},
-    "Hierarchical": {"diffusion_low": 0.0},
-    "Credit": {"diffusion_threshold": 0.1},
-    "EntropyBound": {"diffusion_entropy_bound": 3.0},
-}
 
 
 @pytest.mark.parametrize("bias", [20.0, 1e5])
@@ -144,40 +127,15 @@ def test_no_algorithm_puts_out_a_mask(bias: float, masked: Engine) -> None:
     """However sure the model is of it, greedy and sampled, and every canvas comes to an end."""
     prompts = llada2().prompts((5, 19), seed=5)
     prompts.append(prompt_with("whole-tail", MASK))
-    asked = [(p, name) for p in prompts for name in ALGORITHMS]
+    names = algorithm_names("mask", of_every_model=True)
+    asked = [(p, name) for p in prompts for name in names]
     params = []
     for n, (_, name) in enumerate(asked):
-        one = greedy(20, ignore_eos=True, diffusion_algorithm=name, **ALGORITHMS[name], seed=n)
-        if n % 2 and name != "Credit":
+        one = greedy(20, ignore_eos=True, diffusion_algorithm=name, seed=n)
+        if n % 2 and not name.startswith("Credit"):
             one.temperature = 1.0
         params.append(one)
     for tokens, reason in with_head(masked, bias, [p for p, _ in asked], params):
         assert (len(tokens), reason) == (20, "length")
         assert MASK not in tokens
     assert_nothing_held(masked)
-
-
-@pytest.fixture(scope="module")
-def noisy(gemma_path: Path, masked: Engine) -> Iterator[tuple[Family, Engine]]:
-    """Last in this file: only one engine can live in a process, so the other one is closed."""
-    masked.close()
-    family = gemma(gemma_path)
-    with family.start() as running:
-        yield family, running
-
-
-def test_special_tokens_of_a_model_without_a_mask(noisy: tuple[Family, Engine]) -> None:
-    """Whatever id stands in a prompt, an image's placeholder too: it ends and breaks nothing."""
-    family, running = noisy
-    special = running.llm.get_tokenizer().all_special_ids
-    plain = family.prompts((9, 40, 70), seed=6)
-    odd = [[*plain[0][:n], token, *plain[0][n:], token] for n, token in enumerate(special)]
-    params = [family.params(40, ignore_eos=True, seed=n) for n in range(len(plain + odd))]
-    alone = [running.generate([p], [q])[0] for p, q in zip(plain, params, strict=False)]
-    together = running.generate(plain + odd, params)
-    assert together[: len(plain)] == alone
-    assert all(len(tokens) == 40 for tokens, _ in together)
-    ends = [[token, *plain[0]] for token in special] + odd
-    for tokens, _ in running.generate(ends, [family.params(1, seed=4)] * len(ends)):
-        assert len(tokens) == 1
-    assert_nothing_held(running)

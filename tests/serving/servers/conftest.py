@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import oracle
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.server import LIVE_PAGE, Pool, Server
 
 # The golden tokenizers have no chat template: contents are joined as they are.
@@ -92,3 +92,9 @@ def watched(pool: Pool) -> Server:
 def gemma(pool: Pool) -> Server:
     """Tiny DiffusionGemma without pictures, with its tool parser."""
     return pool.get(TINY_GEMMA, *TEXT_ONLY_FLAGS, *TOOLS, "gemma4")
+
+
+@pytest.fixture
+def sdar(pool: Pool) -> Server:
+    """Tiny SDAR with parsers of thoughts and of calls between tags."""
+    return pool.get(TINY_SDAR, *TOOLS, "qwen3_coder", "--reasoning-parser", "qwen3")

@@ -1,4 +1,4 @@
-"""LoRA adapters of a server: loaded while it runs, or refused with status 400 or at its start."""
+"""LoRA adapters of a server: loaded while it runs, or refused with status 400."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.support.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-FLAGS = ("--enable-lora", "--max-lora-rank", "8")
 EXPERT = "model.layers.1.mlp.experts.0.up_proj"
 
 
@@ -51,13 +50,3 @@ def test_loaded_and_refused(watched: Server, adapters: dict[str, Path]) -> None:
     assert watched.complete("sort 61 35 88 14", 16, temperature=0)["token_ids"] == base
     names = [model["id"] for model in watched.client.get("/v1/models").json()["data"]]
     assert names == ["m", "good"]
-
-
-@pytest.mark.long
-def test_refused_at_the_start(adapters: dict[str, Path], tmp_path: Path) -> None:
-    flags = (*FLAGS, "--lora-modules", f"bad={adapters['bad']}")
-    with (
-        pytest.raises(RuntimeError, match=f"'{EXPERT}': experts take no adapter"),
-        Server(TINY_LLADA2, *flags, log=tmp_path / "log"),
-    ):
-        pass

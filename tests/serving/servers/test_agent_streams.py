@@ -35,14 +35,11 @@ LETTERS = "abcdefghilmnoprsu"
 
 @dataclass(frozen=True)
 class Family:
-    """A tiny checkpoint and how its agents write.
+    """A tiny checkpoint, its parsers of thoughts and of calls, and how its agents write.
 
     Attributes:
-        model: its folder.
-        parsers: of reasoning and of tool calls.
         names: what some letters are named. `q` and `x` are around a thought, `z` and `v` around a
             call, `w`, `k` and `j` before, between and after its name and its number.
-        thought: begins one.
         prefixes: whether its decided prefixes can be streamed.
     """
 
@@ -53,7 +50,6 @@ class Family:
     prefixes: bool = True
 
     def copied_to(self, folder: Path) -> Path:
-        """The checkpoint with its letters renamed."""
         checkpoint = shutil.copytree(TINY / self.model, folder / self.model)
         tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
         vocabulary, added = tokenizer["model"]["vocab"], tokenizer["added_tokens"]

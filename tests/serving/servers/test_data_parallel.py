@@ -1,7 +1,7 @@
-"""Two data-parallel engines behind one server give what one engine gives.
+"""Two data-parallel engines behind one server give what the reference gives.
 
-Both models are mixtures of experts, whose data-parallel ranks meet in every expert layer: a rank
-without requests takes part in the steps of the other.
+The ranks of mixtures of experts meet in every expert layer, so one without requests takes part in
+the steps of the other. Dense engines know nothing of each other.
 """
 
 from __future__ import annotations
@@ -9,57 +9,61 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.checkpoints import TINY
-from tests.support.engine import engine
+from tests.support.families import CONTEXT, requests
+from tests.support.reference_sdar import random_checkpoint
 from tests.support.server import AS_SERVED, Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 
-PROMPTS = ["sort 61 35 88 14", "copy abc", "reverse hello", "add 12 and 30", "count aab a"]
-NO_IMAGES = {"tiny-llada2": {}, "tiny-diffusiongemma": {"image": 0, "video": 0}}
-OPTIONS = {"temperature": 0.0, "seed": 7}
-
-
-def alone(name: str) -> list[list[int]]:
-    from vllm import SamplingParams
-
-    options = {"limit_mm_per_prompt": NO_IMAGES[name]} if NO_IMAGES[name] else {}
-    with engine(TINY / name, 32, **options) as running:
-        params = SamplingParams(max_tokens=40, **OPTIONS)
-        outputs = running.llm.generate(PROMPTS, params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+EXECUTION = '{"dllm": {"execution": "%s"}}'
+ON = '{"dllm": {"fused_commit": "on", "execution": "%s"}}'
+CASES: dict[str, tuple[bool, int, tuple[str, ...]]] = {
+    "experts": (True, 8, ("--async-scheduling", "--additional-config", EXECUTION % "fdfo")),
+    "experts, two blocks": (True, 4, ("--async-scheduling", "--additional-config", ON % "fdfo")),
+    "experts, sync": (True, 4, ("--additional-config", EXECUTION % "sync")),
+    "dense": (False, 4, ("--additional-config", EXECUTION % "fdfo")),
+    "dense, two blocks": (False, 8, ("--async-scheduling", "--additional-config", ON % "sync")),
+}
 
 
-def requests_of_engines(server: Server) -> dict[str, float]:
-    """Requests that ended well, by engine."""
-    text = server.client.get("/metrics").text
-    found: dict[str, float] = {}
-    for rank, count in re.findall(
-        r'^vllm:request_success_total\{engine="(\d)".* (\S+)$', text, re.M
+def by_two_engines(
+    model: Path, flags: tuple[str, ...], log: Path, bodies: list[dict[str, Any]]
+) -> list[list[int]]:
+    """The tokens of each request, twice: on whichever rank, and beside whichever others."""
+    flags = ("--data-parallel-size", "2", "--api-server-count", "1", *flags)
+    with (
+        Server(model, *flags, log=log, env=AS_SERVED, start_seconds=400) as server,
+        ThreadPoolExecutor(6) as pool,
     ):
-        found[rank] = found.get(rank, 0) + float(count)
+        found = list(pool.map(lambda body: server.complete(**body)["token_ids"], bodies * 2))
+        text = server.client.get("/metrics").text
+    counted = r'^vllm:request_success_total\{engine="(\d)".* (\S+)$'
+    served = {rank for rank, count in re.findall(counted, text, re.MULTILINE) if float(count)}
+    assert served == {"0", "1"}
     return found
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["tiny-llada2", "tiny-diffusiongemma"])
-def test_two_engines(name: str, tmp_path: Path) -> None:
-    flags = ["--data-parallel-size", "2", "--api-server-count", "1"]
-    if NO_IMAGES[name]:
-        flags += ["--limit-mm-per-prompt", '{"image": 0, "video": 0}']
-    with (
-        Server(
-            TINY / name, *flags, log=tmp_path / "log", env=AS_SERVED, start_seconds=400
-        ) as server,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        # Twice each: whichever rank a request comes to, and beside whichever others.
-        asked = PROMPTS * 2
-        found = list(pool.map(lambda p: server.complete(p, 40, **OPTIONS)["token_ids"], asked))
-        served = requests_of_engines(server)
-    assert found == alone(name) * 2
-    assert set(served) == {"0", "1"}
-    assert min(served.values()) > 0
+@pytest.mark.parametrize("name", CASES)
+def test_two_engines_of_sdar(name: str, tmp_path: Path) -> None:
+    experts, block, flags = CASES[name]
+    model = random_checkpoint(tmp_path / "model", experts, block)
+    asked = requests("sdar with experts" if experts else "sdar", model, block)
+    bodies = [
+        {
+            "prompt": one.prompt,
+            "max_tokens": one.max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stop_token_ids": one.stop,
+            "vllm_xargs": one.options,
+        }
+        for one in asked
+    ]
+    context = ("--max-model-len", str(CONTEXT))
+    found = by_two_engines(model, (*context, *flags), tmp_path / "log", bodies)
+    robust = [n for n, one in enumerate(asked * 2) if one.robust]
+    assert [found[n] for n in robust] == [(asked * 2)[n].wanted.tokens for n in robust]

@@ -1,53 +1,34 @@
 """A start that fails ends all of its processes, with exit status 1 and the reason in its output.
 
-A failure is tried at each stage of a start, with one worker and with two, which wait for each
-other, under ``vllm serve`` and in a script.
+It is made to fail at each stage, with one worker and with two, which wait for each other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.checkpoints import ROOT, TINY_LLADA2
-from tests.support.server import AS_SERVED, ENVIRONMENT, Server
+from tests.support.server import AS_SERVED, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 START_SECONDS, END_SECONDS = 400, 15
-OFFLINE = """
-import json, sys
-from vllm import LLM
-
-if __name__ == "__main__":
-    LLM(**json.loads(sys.argv[1]))
-"""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a start is made to fail.
-
-    Attributes:
-        reason: what the output must say.
-        options: of the engine.
-        environment: of all processes.
-        damage: what is done to the checkpoint.
-    """
-
-    reason: str
+    reason: str  # what the output must say
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     damage: Callable[[Path], object] = lambda checkpoint: None
@@ -65,60 +46,42 @@ STAGES = {
         "KV cache is needed", {"kv_cache_memory_bytes": 1 << 20, "max_model_len": 1024}
     ),
     "warm-up": Failure(
-        "planted in the warm-up",
-        {"worker_cls": "tests.support.failing_worker.FailingWorker"},
+        "planted in the warm-up", {"worker_cls": "tests.support.failing_worker.FailingWorker"}
     ),
     "compile": Failure("InvalidCxxCompiler", {"enforce_eager": False}, {"CXX": "/bin/false"}),
 }
-QUICK = [("kv-cache", 1, "served")]
+QUICK = ("kv-cache", 1)
 CASES = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
+    pytest.param(stage, workers, marks=() if (stage, workers) == QUICK else pytest.mark.long)
     for stage in STAGES
-    for case in [(stage, 1, "served"), (stage, 2, "offline")]
+    for workers in (1, 2)
 ]
 
 
-def alive() -> dict[int, tuple[int, int, str]]:
-    """Parent, session and start time of each process that has not ended, by its id."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # processes end while we look
-            fields = entry.joinpath("stat").read_text().rpartition(") ")[2].split()
-            if fields[0] != "Z":
-                found[int(entry.name)] = int(fields[1]), int(fields[3]), fields[19]
-    return found
+def lives(process: psutil.Process) -> bool:
+    """Whether it has not ended, be it that nobody has asked for its status yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Started:
-    """A process, and all that descend from it."""
-
     def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         self.log = log
         with log.open("w") as sink:
             self.process = subprocess.Popen(
-                command,
-                stdout=sink,
-                stderr=sink,
-                env=environment,
-                cwd=ROOT,
-                start_new_session=True,
+                command, stdout=sink, stderr=sink, env=environment, cwd=ROOT, start_new_session=True
             )
-        self._family: set[tuple[int, str]] = set()
+        self._family: set[psutil.Process] = set()
 
-    def left(self) -> list[int]:
-        """The ids of those that have not ended."""
-        processes, known = alive(), {pid for pid, _ in self._family} | {self.process.pid}
-        more = True
-        while more:
-            more = False
-            for pid, (parent, session, began) in processes.items():
-                if (pid, began) not in self._family and (
-                    parent in known or session == self.process.pid
-                ):
-                    self._family.add((pid, began))
-                    known.add(pid)
-                    more = True
-        return [pid for pid, began in self._family if processes.get(pid, ("",))[-1] == began]
+    def left(self) -> list[psutil.Process]:
+        """Those that have not ended."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # processes end while we look
+                parents = {one.pid for one in self._family}
+                if os.getsid(process.pid) == self.process.pid or process.ppid() in parents:
+                    self._family.add(process)
+        return [one for one in self._family if lives(one)]
 
     def wait_until(self, reached: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -131,44 +94,37 @@ class Started:
         return words in self.log.read_text() or self.process.poll() is not None
 
     def end(self) -> None:
-        for pid in self.left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self.left():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
 
 
-def start(failure: Failure, workers: int, way: str, folder: Path) -> Started:
+def start(failure: Failure, workers: int, folder: Path) -> Started:
     model = shutil.copytree(TINY_LLADA2, folder / "model")
     failure.damage(model)
-    options = {"enforce_eager": True, "tensor_parallel_size": workers} | failure.options
+    options = {"tensor_parallel_size": workers} | failure.options
     environment = AS_SERVED | {"PYTHONPATH": str(ROOT)} | failure.environment
-    if not options["enforce_eager"]:  # nothing may have been compiled before
+    eager = options.pop("enforce_eager", True)
+    if not eager:  # nothing may have been compiled before
         environment["VLLM_CACHE_ROOT"] = str(folder)
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-    if way == "served":
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        flags = [flag.removesuffix("=True") for flag in flags if not flag.endswith("=False")]
-        server = Server(model, *flags, log=folder / "log", env=environment)
-        eager = options["enforce_eager"]
-        command = [word for word in server.command if eager or word != "--enforce-eager"]
-        return Started(command, server.environment, folder / "log")
-    base = {"model": str(model), "max_model_len": 512, "dtype": "float32"}
-    base |= {"kv_cache_memory_bytes": 1 << 26}
-    command = [sys.executable, "-c", OFFLINE, json.dumps(base | options)]
-    return Started(command, os.environ | ENVIRONMENT | environment, folder / "log")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    server = Server(model, *flags, log=folder / "log", env=environment)
+    command = [word for word in server.command if eager or word != "--enforce-eager"]
+    return Started(command, server.environment, folder / "log")
 
 
-@pytest.mark.parametrize(("stage", "workers", "way"), CASES)
-def test_a_failed_start_ends(stage: str, workers: int, way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "workers"), CASES)
+def test_a_failed_start_ends(stage: str, workers: int, tmp_path: Path) -> None:
     failure = STAGES[stage]
-    started = start(failure, workers, way, tmp_path)
+    started = start(failure, workers, tmp_path)
     try:
         started.wait_until(lambda: started.says(failure.reason), START_SECONDS)
         # A machine that is busy with other tests takes as much longer.
         slower = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
         started.wait_until(
-            lambda: started.process.poll() is not None and not started.left(),
-            END_SECONDS * slower,
+            lambda: started.process.poll() is not None and not started.left(), END_SECONDS * slower
         )
         assert started.process.returncode == 1
         assert failure.reason in started.log.read_text()

@@ -23,7 +23,6 @@ QUESTION: dict[str, dict[str, Any]] = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": (CHAT, {}),
     "tools": (CHAT, {"tools": [TOOL]}),
     "logprobs": (CHAT, {"logprobs": True, "top_logprobs": 2}),
     "stop": (CHAT, {"stop": ["zz"], "ignore_eos": True}),

@@ -1,8 +1,9 @@
-"""The live page of traces: who may see it, what it shows, and that no answer shows it."""
+"""Traces over HTTP: the live page, who may see it and what it shows; and traces in answers."""
 
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import httpx
 import pytest
 
 from tests.serving.servers.conftest import KEYS
-from tests.support.checkpoints import TINY_LLADA2
-from tests.support.server import LIVE_PAGE, Server
-from vllm_dllm.tracing.live import MOST_ANSWERS
+from tests.support.server import Server
+from vllm_dllm import cli
 
 pytestmark = pytest.mark.e2e
 
+USER = [{"role": "user", "content": "t5 t6 t7"}]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ALLOWED = {"Authorization": f"Bearer {KEYS[1]}"}
 HOSTILE = "</script><script>document.body.dataset.hacked = 'yes'</script>\x1b[31m\u202e"
@@ -50,7 +51,6 @@ def news(server: Server) -> dict[str, Any]:
 
 
 def tokens_of(found: dict[str, Any], number: int) -> list[int]:
-    """The tokens of an answer, from the events of its blocks."""
     told, decided = found["answers"][number], {}
     for index in range(told["blocks"]):
         block = found["blocks"][number, index]
@@ -61,7 +61,6 @@ def tokens_of(found: dict[str, Any], number: int) -> list[int]:
 
 
 def without_times(answer: Any) -> Any:
-    """An answer without what differs each time, wherever it is in it."""
     if isinstance(answer, dict):
         return {k: without_times(v) for k, v in answer.items() if k not in OF_ONE_ANSWER}
     return [without_times(each) for each in answer] if isinstance(answer, list) else answer
@@ -136,18 +135,16 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": (COMPLETIONS, {"stop": ["1"], "ignore_eos": True}),
     "step maps": (COMPLETIONS, {"vllm_xargs": {"diffusion_return_step_maps": True}}),
     "replay": (COMPLETIONS, {"vllm_xargs": {"diffusion_replay": True}}),
-    "chat": (CHAT, {"messages": [{"role": "user", "content": "t5 t6 t7"}]}),
-    "responses": ("/v1/responses", {"input": "t5 t6 t7"}),
-    "messages": ("/v1/messages", {"messages": [{"role": "user", "content": "t5 t6 t7"}]}),
+    "chat": (CHAT, {"messages": USER}),
+    "responses": ("/v1/responses", {"input": "t5 t6 t7", "max_output_tokens": 20}),
+    "messages": ("/v1/messages", {"messages": USER}),
 }
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_every_request_is_answered_as_without(name: str, watched: Server, llada2: Server) -> None:
     path, body = REQUESTS[name]
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    default = {"prompt": "t5 t6 t7"} if path == COMPLETIONS else {}
-    body = {limit: 20} | default | body
+    body = ({"prompt": "t5 t6 t7"} if path == COMPLETIONS else {}) | {"max_tokens": 20} | body
     before = news(watched)
     plain, traced = ask(llada2, path, **body), ask(watched, path, **body)
     assert without_times(traced) == without_times(plain)
@@ -155,7 +152,6 @@ def test_every_request_is_answered_as_without(name: str, watched: Server, llada2
 
 
 def test_streams(watched: Server, llada2: Server) -> None:
-    """Also one that puts out prefixes."""
     body = {"prompt": "t5 t6 t7", "max_tokens": 30, "ignore_eos": True, "stream": True}
     body |= {"temperature": 0, "return_token_ids": True}
     sequential = {"diffusion_stream_prefix": True, "diffusion_algorithm": "Sequential"}
@@ -168,12 +164,10 @@ def test_streams(watched: Server, llada2: Server) -> None:
             ]
             for it in (llada2, watched)
         )
-        tokens = [token for each in plain for token in each["choices"][0]["token_ids"] or ()]
-        of_traced = [token for each in traced for token in each["choices"][0]["token_ids"] or ()]
-        assert of_traced == tokens
-        assert {k for each in traced for k in each["choices"][0]} == {
-            k for each in plain for k in each["choices"][0]
-        }
+        choices, of_traced = ([each["choices"][0] for each in it] for it in (plain, traced))
+        tokens = [token for one in choices for token in one["token_ids"] or ()]
+        assert [token for one in of_traced for token in one["token_ids"] or ()] == tokens
+        assert {k for one in of_traced for k in one} == {k for one in choices for k in one}
         found = news(watched)
         assert tokens_of(found, found["kept"][-1]) == tokens
         assert found["answers"][found["kept"][-1]]["tokens"] == 30
@@ -188,30 +182,56 @@ def test_a_hostile_prompt_is_text(watched: Server) -> None:
     assert HOSTILE not in get(watched, "/dllm").text
 
 
-def test_the_ring_is_bounded(watched: Server) -> None:
-    """After the others, whose answers it pushes out."""
-    gone = news(watched)["gone"]
-    many = MOST_ANSWERS + 8
-    answer = ask(watched, COMPLETIONS, prompt=["t5 t6"] * many, max_tokens=1)
-    assert len(answer["choices"]) == many
-    found = news(watched)
-    assert len(found["kept"]) == MOST_ANSWERS
-    assert found["gone"] >= gone + 8
-    assert max(found["kept"]) == found["gone"] + MOST_ANSWERS
+# ---- in whole answers, and `vllm-dllm watch`
+
+QUESTION = {"messages": [{"role": "user", "content": "sort 61 35 88 14"}], "max_tokens": 40}
+ALL = {"diffusion_return_step_maps": True, "diffusion_trace": True, "diffusion_replay": True}
 
 
-@pytest.mark.long
-def test_a_constrained_answer_appears(tmp_path: Path) -> None:
-    """Its text is as hostile as can be: the constraint leaves no other."""
-    hostile = HOSTILE.removesuffix("\u202e")
-    with Server(TINY_LLADA2, "--middleware", LIVE_PAGE, log=tmp_path / "log") as open_to_all:
-        body = {"messages": [{"role": "user", "content": "12 + 5"}], "max_tokens": 100}
-        body["structured_outputs"] = {"choice": [hostile]}
-        answer = ask(open_to_all, CHAT, **body, return_token_ids=True)["choices"][0]
-        assert answer["message"]["content"] == hostile
-        assert "diffusion_trace" not in answer
-        reply = get(open_to_all)
-        assert reply.status_code == 200, "no key is asked for where the API asks for none"
-        assert tokens_of(news(open_to_all), 1) == answer["token_ids"]
-        texts = reply.json()["texts"]
-        assert "".join(texts[str(token)] for token in answer["token_ids"][:5]) == hostile[:5]
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_whole_answers(path: str, llada2: Server) -> None:
+    body: dict[str, Any] = QUESTION
+    if path == COMPLETIONS:
+        body = {"prompt": ["12 + 5", "64 + 28"], "max_tokens": 20}
+    body = body | {"n": 2, "temperature": 0.5, "seed": 3, "return_token_ids": True}
+    plain, traced = (
+        ask(llada2, path, **body, **more)["choices"] for more in ({}, {"vllm_xargs": ALL})
+    )
+    assert len(traced) == (4 if path == COMPLETIONS else 2)
+    for without, choice in zip(plain, traced, strict=True):
+        tokens = choice["token_ids"]
+        assert tokens == without["token_ids"]
+        assert not {"step_maps", "diffusion_trace"} & without.keys()
+        assert len(choice["step_maps"]) == len(tokens)
+        assert choice["diffusion_trace"]["step_maps"] == choice["step_maps"]
+        assert choice["dllm_stop_length"] == len(tokens)
+        assert choice["dllm_replay_token_ids"][: len(tokens)] == tokens
+        assert choice["dllm_replay_contract_version"] == 1
+
+
+def test_answers_to_token_ids(llada2: Server) -> None:
+    sampling = {"max_tokens": 8, "extra_args": ALL}
+    answer = llada2.post("/inference/v1/generate", token_ids=[5, 6], sampling_params=sampling)
+    (choice,) = answer.json()["choices"]
+    assert len(choice["step_maps"]) == len(choice["token_ids"])
+
+
+def test_watch_and_its_page(
+    llada2: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`vllm-dllm watch` shows every pass of an answer, and writes a page with the same."""
+    page = tmp_path / "out.html"
+    question = "sort 61 35 88 14"
+    command = ["watch", "m", question, "--url", llada2.url, "--no-color", "--html", str(page)]
+    assert cli.main([*command, "--algorithm", "Sequential"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "14 35 61 88" in "".join(lines[:-1]), "at its end, in as many lines as it takes"
+    data = re.search(r'id="traces">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert data is not None
+    (line,) = json.loads(data[1])
+    assert line["name"] == question
+    passes = [each for block in line["trace"]["blocks"] for each in block["passes"]]
+    assert lines[-1].startswith(f"all: {len(passes)} passes, ")
+    assert sum("denoise: " in each for each in lines) == sum(p["kind"] == "denoise" for p in passes)
+    assert cli.main(["watch", "no-such-model", question, "--url", llada2.url]) == 1
+    assert "no-such-model" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.triton_utils import HAS_TRITON
 
 from tests.support.reference_llada2 import write_tokenizer
 from tests.support.server import Server
@@ -54,17 +53,6 @@ def test_same_answers_with_and_without(llama: Path, tmp_path: Path) -> None:
     assert [status for status, _ in without.values()] == [200, 200, 200, 200, 200, 400]
     # Both really ran as they should have: vLLM's CPU runner, and ours loaded in one of them.
     assert "V2 Model Runner" not in (tmp_path / "with.log").read_text()
-
-
-@pytest.mark.long
-def test_a_forced_runner_still_needs_triton(llama: Path, tmp_path: Path) -> None:
-    """VLLM 0.32 checks that in the configuration, 0.33 in the worker."""
-    if HAS_TRITON:
-        pytest.skip("Triton works here")
-    log = tmp_path / "log"
-    with pytest.raises(RuntimeError), Server(llama, log=log, env={"VLLM_USE_V2_MODEL_RUNNER": "1"}):
-        pass
-    assert "Model Runner V2 requires Triton" in log.read_text()
 
 
 UNSUPPORTED = """

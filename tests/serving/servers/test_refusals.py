@@ -1,18 +1,15 @@
 """Requests that are refused: status 400, by the name of what was typed, streamed or not.
 
-The tables of mistakes are those of `tests/support/mistakes_in_requests.py`; those in requests for
-DiffusionGemma and SDAR are tried in test_gemma.py and test_thoughts.py, on their own servers.
+`tests/support/mistakes_in_requests.py` has mistakes in requests for each family.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.mistakes_in_requests import assert_mistakes_are_refused
 from tests.support.server import Server
 
 pytestmark = pytest.mark.e2e
@@ -30,14 +27,12 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
 FAR = 10**6
 TEXT = (COMPLETIONS, CHAT)
 OPENAI = (*TEXT, RESPONSES)
-EDITS = {"diffusion_algorithm": "JointThreshold", "diffusion_max_post_edit_steps": 65536}
-JSON = {"type": "json_object"}
+TRACED = {"vllm_xargs": {"diffusion_trace": True}}
+IDS = ("stop_token_ids", "logprob_token_ids", "allowed_token_ids")
 # Each with the endpoints that know the parameter, and a word of the refusal.
 REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((*OPENAI, TOKENS), {"logit_bias": {str(FAR): 1.0}}, "logit_bias"),
-    ((*TEXT, TOKENS), {"stop_token_ids": [FAR]}, "stop_token_ids"),
-    ((*TEXT, TOKENS), {"logprob_token_ids": [FAR]}, "logprob_token_ids"),
-    ((*TEXT, TOKENS), {"allowed_token_ids": [FAR]}, "allowed_token_ids"),
+    *(((*TEXT, TOKENS), {name: [FAR]}, name) for name in IDS),
     ((COMPLETIONS, TOKENS), {"logprobs": 50}, "logprobs of 50"),
     ((CHAT,), {"logprobs": True, "top_logprobs": 50}, "logprobs of 50"),
     (
@@ -45,7 +40,6 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         {"include": ["message.output_text.logprobs"], "top_logprobs": 50},
         "logprobs of 50",
     ),
-    ((*TEXT, TOKENS), {"repetition_penalty": 1e-40}, "repetition_penalty"),
     (
         (*TEXT, TOKENS),
         {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 3},
@@ -56,39 +50,26 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((COMPLETIONS,), {"prompt": []}, ""),
     ((MESSAGES,), {"stop_sequences": [""]}, "stop"),
     # Each of these once ended the server, or gave 500.
-    ((COMPLETIONS,), {"n": 2, "seed": 2**63 - 1, "temperature": 1}, "seed"),
     ((COMPLETIONS,), {"stop_token_ids": list(range(272)), "min_tokens": 2}, "min_tokens"),
-    ((COMPLETIONS,), {"vllm_xargs": EDITS}, "diffusion_max_post_edit_steps must be at most 128"),
     ((COMPLETIONS,), {"vllm_xargs": {"diffusion_read_only": 1}}, "diffusion_read_only"),
-    # vLLM would pass the constraint over.
-    ((COMPLETIONS, CHAT), {"use_beam_search": True}, "use_beam_search"),
-    ((CHAT,), {"response_format": JSON, "ignore_eos": True}, "response_format"),
+    ((CHAT,), {"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
     # vLLM drops what its class of Anthropic's requests does not know, our options too.
     ((MESSAGES,), {"threshold": 0.9}, "diffusion_threshold"),
     ((*OPENAI, MESSAGES, TOKENS), {"diffusion_max_steps": 8}, "belongs in vllm_xargs"),
     ((*OPENAI, MESSAGES), {"vllm_xargs": {"diffusion_max_step": 8}}, "diffusion_max_steps"),
-    # Options of other engines.
-    *(
-        (paths, {name: {option: 1}}, ours)
-        for paths, name in (((*OPENAI, MESSAGES), "vllm_xargs"), ((TOKENS,), "extra_args"))
-        for option, ours in (
-            ("num_denoising_steps", "diffusion_max_steps"),
-            ("dllm_unmasking_strategy", "diffusion_algorithm"),
-            ("block_length", "--diffusion-config"),
-        )
-    ),
+    ((RESPONSES, MESSAGES), TRACED, "diffusion_trace has no effect at this endpoint"),
+    ((TOKENS,), {"extra_args": {"num_denoising_steps": 1}}, "diffusion_max_steps"),
 ]
-# What vLLM refuses in every stream, of any model.
-NEVER_STREAMED = {"use_beam_search"}
 
 
-def cases() -> Iterator[Any]:
-    for paths, options, word in REFUSED:
-        for path in paths:
-            yield pytest.param(path, options, word, id=f"{path} {options}"[:60])
-
-
-@pytest.mark.parametrize(("path", "options", "word"), cases())
+@pytest.mark.parametrize(
+    ("path", "options", "word"),
+    [
+        pytest.param(path, options, word, id=f"{path} {options}"[:60])
+        for paths, options, word in REFUSED
+        for path in paths
+    ],
+)
 def test_a_stream_is_refused_as_the_request_without(
     llada2: Server, path: str, options: dict[str, Any], word: str
 ) -> None:
@@ -99,21 +80,25 @@ def test_a_stream_is_refused_as_the_request_without(
         body = body | options
     whole = llada2.post(path, **body)
     assert whole.status_code == 400 and word in whole.text, whole.text
-    if not NEVER_STREAMED & options.keys():
-        streamed = llada2.post(path, **body, stream=True)
-        assert (streamed.status_code, streamed.text) == (400, whole.text)
-        assert streamed.headers["content-type"] == "application/json"
+    streamed = llada2.post(path, **body, stream=True)
+    assert (streamed.status_code, streamed.text) == (400, whole.text)
+    assert streamed.headers["content-type"] == "application/json"
 
 
-def test_mistakes(llada2: Server) -> None:
-    assert_mistakes_are_refused(llada2, "LLaDA2")
-
-
-@pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_stream_is_not_disturbed(llada2: Server, path: str) -> None:
-    answer = llada2.post(path, **ENDPOINTS[path], stream=True)
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-st")
-    assert answer.text.count("data:") > 1
+@pytest.mark.parametrize("path", TEXT)
+@pytest.mark.parametrize(
+    ("options", "stream", "word"),
+    [
+        ({"diffusion_trace": True}, True, "diffusion_trace is not supported with stream"),
+        ({"diffusion_trace": 2}, False, "diffusion_trace must be true or false"),
+        ({"diffusion_replay": True, "diffusion_stream_prefix": True}, False, "remove one of them"),
+    ],
+)
+def test_traces(
+    llada2: Server, path: str, options: dict[str, Any], stream: bool, word: str
+) -> None:
+    answer = llada2.post(path, **ENDPOINTS[path], vllm_xargs=options, stream=stream)
+    assert answer.status_code == 400 and word in answer.text, answer.text
 
 
 def test_options_of_generate_beside_its_parameters(llada2: Server) -> None:
@@ -156,17 +141,3 @@ def test_scores_of_labels_are_of_the_first_pass(llada2: Server) -> None:
         )
         wanted = math.exp(choice["logprobs"]["top_logprobs"][0][f"token_id:{labels[0]}"])
         assert score == pytest.approx(wanted, rel=1e-3)
-
-
-@pytest.mark.parametrize("field", ["diffusion_algorithm", "name", "regex"])
-def test_texts_without_end(llada2: Server, field: str) -> None:
-    """Who waits beside such a request waited 2 s, with everybody else."""
-    text = "x" * 20_000_000
-    options: dict[str, Any] = {
-        "diffusion_algorithm": {"vllm_xargs": {field: text}},
-        "name": {"vllm_xargs": {f"diffusion_{text}": 1}},
-        "regex": {"structured_outputs": {"regex": text}},
-    }[field]
-    response = llada2.post(COMPLETIONS, **ENDPOINTS[COMPLETIONS], **options)
-    assert response.status_code == 400
-    assert len(response.text) < 2000

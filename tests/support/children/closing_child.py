@@ -1,8 +1,7 @@
-"""Test helper: closes engines that have compiled constraints, and prints what is left of them.
+"""What is left of engines that have compiled constraints, after they were closed.
 
-As one object of JSON on the last line: for each engine the answers to more constraints than are
-compiled at a time, and the commands of the children of this process before and after it has closed
-the engine.
+For each engine: the answers to more constraints than are compiled at a time, and the commands of
+this process's children before and after it has closed the engine.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import os
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import psutil
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import StructuredOutputsParams
@@ -34,29 +32,16 @@ PATTERNS = [f"{letter}{{3}}" for letter in "abcdefgh"]
 
 def children() -> list[str]:
     """The command lines of the processes that this process has started and that still run."""
-    found: list[str] = []
-    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        started: list[str] = []
-        with contextlib.suppress(FileNotFoundError):  # threads end while we look, and processes do
-            started = (task / "children").read_text().split()
-        for child in started:
-            with contextlib.suppress(FileNotFoundError):
-                found.append(Path(f"/proc/{child}/cmdline").read_text().replace("\0", " "))
-    # Those that have ended and are not waited for yet have none.
-    return list(filter(None, found))
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # has ended, perhaps without a wait for it
+            found.append(" ".join(child.cmdline()))
+    return found
 
 
 def params(pattern: str) -> SamplingParams:
     structured = StructuredOutputsParams(regex=pattern)
     return SamplingParams(temperature=0, max_tokens=30, structured_outputs=structured)
-
-
-def let_the_impatient_give_up() -> None:
-    """Whoever is not patient hears that the pool is busy before anything is compiled."""
-    from canvas_grammar import pool
-
-    *others, _ = pool.PoolLimits.__init__.__defaults__ or ()
-    pool.PoolLimits.__init__.__defaults__ = (*others, 0.0)
 
 
 async def serve_and_shut_down() -> dict[str, Any]:
@@ -76,7 +61,11 @@ def generate_and_delete() -> dict[str, Any]:
     llm = LLM(**OPTIONS)
     llm.generate("copy ab", SamplingParams(temperature=0, max_tokens=8))
     loaded = sorted({name.partition(".")[0] for name in sys.modules})
-    let_the_impatient_give_up()
+    from canvas_grammar import pool
+
+    # Whoever is not patient hears that the pool is busy before anything is compiled.
+    *others, _ = pool.PoolLimits.__init__.__defaults__ or ()
+    pool.PoolLimits.__init__.__defaults__ = (*others, 0.0)
     outputs = llm.generate(["copy ab"] * len(PATTERNS), list(map(params, PATTERNS)))
     answers = [output.outputs[0].text for output in outputs]
     before = children()
@@ -85,6 +74,7 @@ def generate_and_delete() -> dict[str, Any]:
     return {"answers": answers, "before": before, "after": children(), "loaded": loaded}
 
 
-if __name__ == "__main__":
-    found = {"LLM": generate_and_delete(), "AsyncLLM": asyncio.run(serve_and_shut_down())}
-    print(json.dumps(found), flush=True)
+def closed() -> Iterator[dict[str, Any]]:
+    """Of an `LLM`, and of an `AsyncLLM`."""
+    yield generate_and_delete()
+    yield asyncio.run(serve_and_shut_down())

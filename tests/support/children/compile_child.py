@@ -1,25 +1,21 @@
-"""Compile Triton kernels for a GPU that is not here, in a process of their own.
+"""Compile Triton kernels for a GPU that is not here, of compute capability 9.0.
 
-Tests call `compiled`. It runs this file as a child process without TRITON_INTERPRET, which compiles
-each kernel for compute capability 9.0 and reads the report of ptxas.
+This is done in a process of its own, without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.child import in_child
+
 CAPABILITY = 90
 
 
@@ -27,12 +23,8 @@ CAPABILITY = 90
 class Case:
     """One specialisation of a kernel.
 
-    Attributes:
-        module, kernel: where the kernel is, and its name.
-        types: Triton's type ("*bf16", "i32", "fp32") of each argument that is not a constant.
-        constants: the values of the other arguments.
-        unaligned: arguments of `types` that are not known to be multiples of 16.
-        options: ``num_warps``, ``num_stages``.
+    `types` has Triton's type ("*bf16", "i32", "fp32") of each argument that is not in `constants`;
+    those that are not in `unaligned` are known to be multiples of 16.
     """
 
     module: str
@@ -47,12 +39,8 @@ class Case:
 class Resources:
     """What a compiled kernel takes of a GPU.
 
-    Attributes:
-        shared: bytes of shared memory of a program.
-        registers: registers of a thread.
-        spilled: bytes that a thread stores to and loads from local memory for lack of registers.
-        stack: bytes of a thread's stack frame.
-        matrix: names of the matrix instructions that it uses.
+    A program's bytes of shared memory; a thread's registers, bytes that it spills, and bytes of its
+    stack frame; and the matrix instructions that it uses.
     """
 
     shared: int
@@ -63,30 +51,21 @@ class Resources:
 
 
 def compiled(cases: Mapping[str, Case]) -> dict[str, Resources]:
-    """Resources of each case.
-
-    Raises:
-        RuntimeError: one does not compile; with the compiler's message.
-    """
+    """Resources of each case; an AssertionError has the compiler's message."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {
         "OMP_NUM_THREADS": "1",
         "TRITON_ALWAYS_COMPILE": "1",  # kernels from Triton's cache come without a report
         "TRITON_DEFAULT_FP_FUSION": "1",  # the default until Triton 3.9, which warns of the change
     }
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps({name: asdict(case) for name, case in cases.items()}),
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"compiling failed:\n{done.stderr[-4000:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {name: Resources(**resources) for name, resources in found.items()}
+    given = {name: asdict(case) for name, case in cases.items()}
+    return {name: Resources(**found) for name, found in in_child(resources, given, env=environment)}
+
+
+def resources(cases: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the resources of each case, in the process without TRITON_INTERPRET."""
+    for name, case in cases.items():
+        yield name, asdict(_compile(Case(**case)))
 
 
 def _compile(case: Case) -> Resources:
@@ -125,12 +104,3 @@ def _resources(log: str, ptx: str, shared: int) -> Resources:
         stack=int(re.findall(r"(\d+) bytes stack frame", log)[0]),
         matrix=sorted(set(re.findall(r"\b(wgmma\.mma_async|mma\.sync)\b", ptx))),
     )
-
-
-def main() -> None:
-    cases = {name: Case(**case) for name, case in json.loads(sys.stdin.read()).items()}
-    print(json.dumps({name: asdict(_compile(case)) for name, case in cases.items()}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,15 @@
 """Admissions and steps of models at their published sizes, on the fake accelerator.
 
-What runs is this package's code between two forward passes: the model state's `add_request`, the
-input embeddings' self-conditioning, the attention metadata's own part, and the sampler with its
-readout. The backbone is left out. Use it inside `fake_accelerator`.
-
-Steps run as on a GPU by default: with Triton kernels, each counted as one kernel, and compiled
-functions, counted as the kernels that PyTorch's compiler generates; see `Launches`.
+What runs is this package's code between two forward passes, by default as on a GPU: Triton kernels
+count as one each, and compiled functions as the kernels that PyTorch's compiler generates.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import linecache
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -23,10 +19,15 @@ from unittest import mock
 
 import numpy as np
 import torch
+import triton
 from canvas_grammar.decoding import paths_triton
+from torch._inductor import config
+from torch._inductor.graph import GraphLowering
+from torch.utils import _triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
-from tests.support.generated_kernels import generated_code, generated_kernels
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
 from vllm_dllm.engine.model_state import read_again
@@ -40,19 +41,12 @@ from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Publi
 class FakeModel(BareModel):
     """A model without its backbone, with its rule of attention."""
 
-    def __init__(
-        self,
-        model: Published,
-        device: torch.device,
-        on_gpu: bool = True,
-        triton: bool | None = None,
-    ) -> None:
-        """Set up as on a GPU, or with torch's operators alone; perhaps compiled without Triton."""
-        super().__init__(model, device, triton=on_gpu if triton is None else triton, compile=on_gpu)
-        if on_gpu:
-            algorithm = model.served.choose().algorithm
-            update = self.sampler.canvas_update
-            update.compiled_algorithm, update.compiles_ahead = algorithm.name, True
+    def __init__(self, model: Published, device: torch.device, triton: bool = True) -> None:
+        """Set up as on a GPU, with Triton kernels or compiled without them."""
+        super().__init__(model, device, triton=triton, compile=True)
+        update = self.sampler.canvas_update
+        update.compiled_algorithm = model.served.choose().algorithm.name
+        update.compiles_ahead = True
         masked = model.kind.mask_token is not None
         self.attention: Any = (
             BlockCausal(model.kind.length, device) if masked else CausalUnlessDenoised(self.slots)
@@ -75,13 +69,10 @@ class FakeModel(BareModel):
         return torch.empty((rows, self.hidden), dtype=torch.bfloat16, device=self.device)
 
     def batch(self, canvases: int, prefills: int = 0, narrow: int = 0, committing: int = 0) -> Any:
-        """What is read of vLLM's ``InputBatch``; the slots behind the canvases prefill.
+        """What is read of vLLM's ``InputBatch``: canvases, and chunks that end their prompts.
 
-        Args:
-            canvases: number of canvases.
-            prefills: number of prefill chunks beside them, which end their prompts.
-            narrow: how many positions the last canvas lacks.
-            committing: how many canvases are read together with the block before them.
+        The last canvas lacks `narrow` positions, and `committing` ones are read with the block
+        before them.
         """
         rows, length, chunk = canvases + prefills, self.slots.length, 100
         widths = np.array([length] * canvases + [0] * prefills)
@@ -111,6 +102,50 @@ class FakeModel(BareModel):
         )
 
 
+# Lines of the generated code that launch something: our own kernels, and PyTorch's.
+LAUNCHES = (".run(", "extern_kernels.", "torch.ops.", "aten.")
+
+
+def generated_code(
+    function: Callable[..., Any], *args: Any, dynamic: bool | None, options: Mapping[str, Any]
+) -> str:
+    """The code that PyTorch's compiler writes for a GPU when a function gets these arguments.
+
+    Its Triton backend writes code for a CPU, too, and decides which operators share a kernel before
+    anything is specific to the device. The code is not run.
+    """
+    codes: list[str] = []
+
+    def write(graph: GraphLowering) -> None:
+        codes.append(graph.codegen()[0].value)
+        raise InterruptedError("the code is written")
+
+    torch._dynamo.reset()
+    with (
+        config.patch(cpu_backend="triton", fx_graph_cache=False),
+        mock.patch.object(_triton, "triton_hash_with_backend", lambda: "none"),
+        mock.patch.object(GraphLowering, "compile_to_module", write),
+    ):
+        try:
+            torch.compile(function, dynamic=dynamic, fullgraph=True, options=options)(*args)
+        except Exception:
+            if len(codes) != 1:
+                raise
+    torch._dynamo.reset()
+    (code,) = codes
+    return code
+
+
+def generated_kernels(code: str) -> list[str]:
+    lines = [line.strip() for line in code[code.index("def call(") :].splitlines()]
+    return [
+        line
+        for line in lines
+        if any(launch in line for launch in LAUNCHES)
+        and not line.startswith(("#", "assert_", "del "))
+    ]
+
+
 def smaller(model: Published) -> Published:
     """A model of few ids, whose canvases have the published length."""
     vocabulary, kind = 320, model.kind
@@ -126,10 +161,8 @@ COMPILING = (step, token_choice, readout_masked, readout_noise, soft_embedding_t
 class Launches:
     """Stands in for Triton kernels and compiled functions while it is entered.
 
-    Attributes:
-        counts: number of launches of each Triton kernel.
-        generated: number of kernels of each compiled function, by its name.
-        codes: what PyTorch's compiler generates for it, if the numbers were to be found out.
+    It counts launches of the former, and has the number of kernels of the latter (`generated`) and,
+    if these were to be found out, their code.
     """
 
     def __init__(self, generated: Mapping[str, int] | None = None) -> None:
@@ -159,7 +192,6 @@ class Launches:
         self.stack.enter_context(mock.patch.object(module, name, stand_in))
 
     def _compiled(self, function: Callable[..., Any], how: Mapping[str, Any]) -> Callable[..., Any]:
-        """What is called in place of a compiled function."""
 
         def run(*args: Any) -> Any:
             name = function.__name__
@@ -197,12 +229,7 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
 
 
 def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
-    """What steps of a model of `MODELS` compile, found out with few ids on the CPU.
-
-    Args:
-        name: the model.
-        triton: with our Triton kernels, or compiled without them.
-    """
+    """What steps of a model of `MODELS` compile, with our Triton kernels or without."""
     with Launches() as found, torch.inference_mode():
         model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
@@ -221,39 +248,67 @@ def generated(name: str) -> dict[str, int]:
     return steps_of_a_small_model(name).generated
 
 
-def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """The costs of the first request's admission and of one step, see `main`."""
-    name = case["model"]
-    with Launches(generated(name)) as launches, fake_accelerator() as device:
-        model = FakeModel(MODELS[name], device)
-        requests, beside = case.get("requests", [{}]), case.get("beside", {})
-        for request in requests:
-            if "logit_bias" in request:  # JSON's keys are strings
-                biases = request["logit_bias"].items()
-                request["logit_bias"] = {int(token): bias for token, bias in biases}
-        model.admit(0, **requests[0])  # makes what the next one finds
-        with Cost() as admission:
-            model.admit(0, **requests[0])
-        for slot in range(case["canvases"] + beside.get("prefills", 0)):
-            model.admit(slot, **requests[slot % len(requests)])
-        batch = model.batch(case["canvases"], **beside)
-        launches.counts.clear()
-        with Cost() as step:
-            model.step(batch)
-        step.kernels.update(launches.counts)
-    return {"admission": admission.summary(), "step": step.summary()}
+def costs(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The costs of the first request's admission and of one step, for each case.
 
-
-def main() -> None:
-    """Print what each case costs, a line for each.
-
-    A case is an object with the keys ``model`` (one of `MODELS`), ``canvases`` (how many), and
-    possibly ``requests`` (the arguments of `FakeModel.admit` for each, from the start again where
-    there are more canvases), and ``beside`` (more arguments of `FakeModel.batch`).
+    A case has ``model`` (one of `MODELS`), ``canvases`` (how many), and possibly ``requests`` (the
+    arguments of `FakeModel.admit` for each, in turns) and ``beside`` (more of `FakeModel.batch`).
     """
-    for case in json.loads(sys.argv[1]):
-        print(json.dumps(measured(case)), flush=True)
+    for case in cases:
+        name, count = case["model"], case["canvases"]
+        with Launches(generated(name)) as launches, fake_accelerator() as device:
+            model = FakeModel(MODELS[name], device)
+            requests, beside = case.get("requests", [{}]), case.get("beside", {})
+            for request in requests:
+                if "logit_bias" in request:  # JSON's keys are strings
+                    biases = request["logit_bias"].items()
+                    request["logit_bias"] = {int(token): bias for token, bias in biases}
+            model.admit(0, **requests[0])  # makes what the next one finds
+            with Cost() as admission:
+                model.admit(0, **requests[0])
+            for slot in range(count + beside.get("prefills", 0)):
+                model.admit(slot, **requests[slot % len(requests)])
+            batch = model.batch(count, **beside)
+            launches.counts.clear()
+            with Cost() as step:
+                model.step(batch)
+            step.kernels.update(launches.counts)
+        yield {"admission": admission.summary(), "step": step.summary()}
 
 
-if __name__ == "__main__":
-    main()
+TARGET = GPUTarget("cuda", 90, 32)
+# The name and the source of a Triton kernel in a file that PyTorch's compiler wrote.
+KERNEL_SOURCE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
+# What PyTorch would tune; a kernel that compiles for one number of elements does for others.
+BLOCK = 16
+
+
+def error_of(name: str, source: str) -> str:
+    found: list[Any] = []
+
+    def template(*_: Any, triton_meta: Mapping[str, Any], **__: Any) -> Callable[[Any], Any]:
+        return lambda function: found.append((function, triton_meta["signature"]))
+
+    source = re.sub(r"@triton_heuristics\.\w+", "@template", source)
+    source = source.replace("triton_helpers.set_driver_to_cpu()", "")
+    # Triton reads the text of a function again.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), {"template": template, "__name__": name, "__file__": name})
+    ((kernel, signature),) = found
+    constants = {
+        (kernel.arg_names.index(argument),): BLOCK
+        for argument, kind in signature.items()
+        if kind == "constexpr"
+    }
+    try:
+        triton.compile(ASTSource(kernel, signature, constants), target=TARGET)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def errors(name: str, on_triton: bool) -> Iterator[tuple[str, str, str]]:
+    """Of each kernel of a model: the function, the kernel, and the compiler's error or ""."""
+    for function, code in steps_of_a_small_model(name, on_triton).codes.items():
+        for kernel, source in KERNEL_SOURCE.findall(code):
+            yield function, kernel, error_of(kernel, source)

@@ -1,14 +1,11 @@
-"""What each process of a real engine runs with: forked from a server, or a fresh interpreter.
-
-python -m tests.support.children.fork_server_child forked|fresh
-"""
+"""What each process of a real engine runs with: forked from a server, or a fresh interpreter."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,6 @@ from tests.support.checkpoints import TINY
 
 
 class Watched:
-    """Methods that the worker gets."""
-
     def settings(self) -> dict[str, Any]:
         """What libraries read when they are loaded, and what is inherited."""
         torch.ones(1 << 22).sum()  # so that OpenMP starts its threads
@@ -36,7 +31,8 @@ class Watched:
         }
 
 
-def main(way: str) -> None:
+def told(way: str) -> Iterator[Any]:
+    """The worker's settings, an answer, and whether a script's own fork server is free."""
     from vllm import LLM, SamplingParams
     from vllm_cpu_v2 import fork_server
 
@@ -52,10 +48,5 @@ def main(way: str) -> None:
     settings = llm.collective_rpc("settings")[0]
     params = SamplingParams(temperature=0, max_tokens=40)
     answer = llm.chat([[{"role": "user", "content": "64 + 28"}]], params, use_tqdm=False)
-    # A script's own fork server has nothing to do with the engine's.
     free = forkserver._forkserver._forkserver_address is None  # type: ignore[attr-defined]
-    print(json.dumps([settings, answer[0].outputs[0].text, free]))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    yield settings, answer[0].outputs[0].text, free

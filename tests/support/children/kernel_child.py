@@ -1,18 +1,10 @@
-"""Answers of engines with our kernels, in Triton's interpreter, printed as JSON.
-
-    python -m tests.support.children.kernel_child '[{"model": ..., "block": ..., "options": {...},
-                                           "prompts": [...], "requests": [{...}, ...]}, ...]'
-
-One line for each job: the tokens of each prompt, the attention rule, whether the readout has
-Triton kernels, and each kernel's launches.
-"""
+"""Answers of engines with our kernels, in Triton's interpreter."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +34,6 @@ class Counted:
 LAUNCHED: Counter[str] = Counter()
 
 
-def count_launches() -> None:
-    for name, (module, attribute) in KERNELS.items():
-        owner = importlib.import_module(f"vllm_dllm.ops.{module}")
-        setattr(owner, attribute, Counted(name, getattr(owner, attribute)))
-
-
 def keep_our_backend() -> None:
     """Let ``--attention-backend CUSTOM`` be: vLLM's CPU platform replaces it by its own."""
     from vllm.platforms import current_platform
@@ -62,25 +48,23 @@ def keep_our_backend() -> None:
     platform.get_attn_backend_cls = staticmethod(chosen)
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
-
+def answers(jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of each job the tokens of each prompt, the rule, whether Triton reads, and launches."""
+    # vLLM's settings are read before its first import.
     from tests.support.engine import engine
 
-    params = [SamplingParams(**request) for request in job["requests"]]
-    with engine(Path(job["model"]), job["block"], **job["options"]) as running:
-        answers = running.generate(job["prompts"], params)
-        state = running.runner.model_state
-        rule, triton = type(state.attention).__name__, state.readout.triton
-    return {"tokens": [tokens for tokens, _ in answers], "rule": rule, "triton": triton}
-
-
-if __name__ == "__main__":
-    # vLLM's settings are read before its first import.
-    import tests.support.engine  # noqa: F401
-
-    count_launches()
+    for name, (module, attribute) in KERNELS.items():
+        owner = importlib.import_module(f"vllm_dllm.ops.{module}")
+        setattr(owner, attribute, Counted(name, getattr(owner, attribute)))
     keep_our_backend()
-    for job in json.loads(sys.argv[1]):
+    from vllm import SamplingParams
+
+    for job in jobs:
         LAUNCHED.clear()
-        print(json.dumps(answer(job) | {"launched": LAUNCHED}), flush=True)
+        params = [SamplingParams(**request) for request in job["requests"]]
+        with engine(Path(job["model"]), job["block"], **job["options"]) as running:
+            found = running.generate(job["prompts"], params)
+            state = running.runner.model_state
+            rule, triton = type(state.attention).__name__, state.readout.triton
+        tokens = [tokens for tokens, _ in found]
+        yield {"tokens": tokens, "rule": rule, "triton": triton, "launched": LAUNCHED}

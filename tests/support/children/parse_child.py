@@ -1,9 +1,6 @@
 """Whether programs accept the options that the documentation gives them, in one process for all.
 
-    python -m tests.support.children.parse_child '[["python", "benchmarks/serve.py"], ...]'
-
-Prints a list with, for each command, what is wrong with it, or null. A script is asked for its
-help after the given options, so that it checks these and then does nothing.
+A script is asked for its help after the given options, so that it checks these and does nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import re
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,13 @@ def decoding(model: str) -> tuple[Corruption, str]:
     return "mask", "LowConfidenceDynamic" if "sdar" in model else "LowConfidence"
 
 
+def faults(given: list[list[str]]) -> Iterator[str | None]:
+    """What is wrong with each of these commands, if anything."""
+    sys.path.insert(0, "")
+    yield from map(fault, given)
+
+
 def fault(words: list[str]) -> str | None:
-    """What is wrong with a command, if anything."""
     program, *rest = words
     if program == "python":
         return script_fault(rest)
@@ -112,15 +115,8 @@ def vllm_fault(words: list[str]) -> str | None:
 
 
 def refused(run: Any) -> str | None:
-    """The error that a function raises, as text."""
     try:
         run()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, "")
-    faults = [fault(words) for words in json.loads(sys.argv[1])]
-    print(json.dumps(faults))

@@ -1,8 +1,7 @@
-"""Imports what ``vllm serve`` imports, once, and forks a process for each server.
+"""Imports what ``vllm serve`` imports, half of its start, and forks a process for each server.
 
-Importing vLLM takes half of a server's start. Each line of the standard input is a request in JSON
-and gets a line in answer: ``{"command", "environment", "log"}`` starts a server and gets its
-process id; ``{"poll": pid}`` gets the exit status, or null while the process runs.
+A line of JSON ``{"command", "environment", "log"}`` starts a server and gets its process id;
+``{"poll": pid}`` gets the exit status, or null while the process runs.
 """
 
 from __future__ import annotations

@@ -29,4 +29,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(sys.argv[1])

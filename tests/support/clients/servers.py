@@ -1,4 +1,4 @@
-"""Servers for the blocks of docs/clients.md, and what each block must print there."""
+"""The clients of docs/clients.md: their code, servers for it, and what it must print there."""
 
 from __future__ import annotations
 
@@ -7,18 +7,62 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import jsonschema
 
 from tests.support.checkpoints import ROOT
-from tests.support.clients.page import Block, printed
 from tests.support.server import Server
+
+PAGE = ROOT / "docs" / "clients.md"
+# As the page writes them: where the server is, and what it serves.
+ADDRESS, MODEL = "http://localhost:8000", "MODEL"
+SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
+FENCE = re.compile(r"^```(bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^\| \[(.+?)\]\(\.\./(examples/clients/\w+\.py)\)", re.MULTILINE)
+LINE = re.compile(r"^([a-z]+(?:, [a-z]+)?): (.*)$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+    def at(self, address: str, model: str) -> str:
+        """The text for another server. `address` is without a path."""
+        return self.text.replace(ADDRESS, address).replace(MODEL, model)
+
+
+def sections() -> dict[str, str]:
+    _, *parts = SECTION.split(PAGE.read_text("utf-8"))
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def blocks() -> dict[str, Block]:
+    """The code of each client: of the file that the table links to, or of the client's section."""
+    files = FILE.findall(PAGE.read_text("utf-8"))
+    fences = {title: FENCE.search(text) for title, text in sections().items()}
+    return {
+        **{name: Block("python", (ROOT / path).read_text("utf-8")) for name, path in files},
+        **{title: Block(*fence.groups()) for title, fence in fences.items() if fence},
+    }
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The rows of what works by the client's name, each by the heads of its columns."""
+    lines = [line for line in sections()["What works"].splitlines() if line.startswith("| ")]
+    heads, *clients = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [dict(zip(heads, client, strict=True)) for client in clients]
+    return {row["client"].split("](")[0].lstrip("["): row for row in rows}
+
+
+def printed(output: str) -> dict[str, str]:
+    return dict(LINE.findall(output))
+
 
 CHECKPOINTS = ROOT / "examples" / "tiny" / "checkpoints"
 # A family's tiny checkpoint, and the parser of its calls.
 FAMILIES = {
     "llada2": ("tiny-llada2", "hermes"),
-    "sdar": ("tiny-sdar", "hermes"),
     "gemma": ("tiny-diffusiongemma", "gemma4"),
 }
 PERSON = {
@@ -67,7 +111,6 @@ def misspell(block: Block) -> Block:
 
 
 def check(output: str) -> None:
-    """Judge what a block printed."""
     found = printed(output)
     assert "chat" in found, output
     for word, text in found.items():

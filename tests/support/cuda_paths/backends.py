@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.cuda_paths.reference import Edges, KernelCall
 from tests.support.cuda_paths.watch import Watch
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
-from vllm_dllm.ops.attention.masks import MaskRule, QuerySpan, interval
+from vllm_dllm.ops.attention.masks import Mask, MaskRule, QuerySpan, interval
+from vllm_dllm.ops.attention.reference import attention_reference
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A backend as a user chooses it.
-
-    Attributes:
-        name: vLLM's name.
-        flash_version: the version of FlashAttention that vLLM finds; None for other backends.
-    """
+    """A backend as a user chooses it; `flash_version` is the FlashAttention that vLLM finds."""
 
     name: str
     flash_version: int | None = None
@@ -36,22 +31,10 @@ class Backend:
 FLASH_2, FLASH_4 = Backend("FLASH_ATTN", 2), Backend("FLASH_ATTN", 4)
 TRITON, OURS = Backend("TRITON_ATTN"), Backend("CUSTOM")
 BACKENDS = (FLASH_2, FLASH_4, TRITON, OURS)
-# What makes the metadata: vLLM's own classes, and ours.
-BUILDERS = {
-    "FLASH_ATTN": "vllm.v1.attention.backends.flash_attn.FlashAttentionMetadataBuilder",
-    "TRITON_ATTN": "vllm.v1.attention.backends.triton_attn.TritonAttentionMetadataBuilder",
-    "CUSTOM": "vllm_dllm.attention.backend.MaskMetadataBuilder",
-}
 
 
 def install(backend: Backend, watch: Watch, patch: pytest.MonkeyPatch) -> None:
-    """Let a backend's lowest functions run on the CPU.
-
-    Args:
-        backend: one of `BACKENDS`. Another one is but a name, for the start-up to refuse it.
-        watch: told of every call.
-        patch: undoes it.
-    """
+    """Let a backend's lowest functions run on the CPU; FlashInfer is but a name to refuse."""
     if backend.flash_version:
         _flash(backend.flash_version, watch, patch)
     elif backend == TRITON:
@@ -78,9 +61,8 @@ def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> None:
         **arguments: Any,
     ) -> None:
         assert fa_version == version
-        left, right = window_size or (-1, -1)
         flags = causal if dynamic_causal is None else dynamic_causal
-        watch.attends(_call(arguments, flag_edges(flags, left, right), left + 1))
+        _attend_by_flags(watch, arguments, flags, *(window_size or (-1, -1)))
 
     patch.setattr(module, "get_flash_attn_version", lambda *_, **__: version)
     patch.setattr(module, "flash_attn_varlen_func", varlen_attention, raising=False)
@@ -88,7 +70,6 @@ def _flash(version: int, watch: Watch, patch: pytest.MonkeyPatch) -> None:
     # vLLM settles this when it imports the module, by the version that it finds then.
     graphs = AttentionCGSupport.UNIFORM_BATCH
     patch.setattr(module.FlashAttentionMetadataBuilder, "_cudagraph_support", graphs)
-    _watch_builder(module.FlashAttentionMetadataBuilder, watch, patch)
 
 
 def _triton(watch: Watch, patch: pytest.MonkeyPatch) -> None:
@@ -97,13 +78,11 @@ def _triton(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     def unified_attention(
         *, causal: bool | torch.Tensor, window_size: tuple[int, int], **arguments: Any
     ) -> None:
-        left = window_size[0]
         # The kernel makes a window symmetric where a sequence is not causal.
-        watch.attends(_call(arguments, flag_edges(causal, left, left), left + 1))
+        _attend_by_flags(watch, arguments, causal, window_size[0], window_size[0])
 
     patch.setattr(module, "unified_attention", unified_attention)
     patch.setattr(module, "triton_reshape_and_cache_flash", _store(watch))
-    _watch_builder(module.TritonAttentionMetadataBuilder, watch, patch)
 
 
 def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> None:
@@ -116,19 +95,16 @@ def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         layer: AttentionLayer,
         out: torch.Tensor,
     ) -> None:
-        def edges(sequence: int, position: torch.Tensor, length: int) -> Any:
+        def mask(sequence: int) -> Mask:
             rule = MaskRule(*(int(part[sequence]) for part in queries.rule))
-            return interval(position, QuerySpan(int(position[0]), length), rule, layer.window_width)
 
-        watch.attends(
-            KernelCall(
-                *(query, kv.keys, kv.values, out),
-                *(queries.query_start, queries.seq_lens, queries.page_table),
-                *(queries.max_query_len, queries.max_seq_len, layer.scale, layer.soft_cap),
-                edges=edges,
-                window=layer.window_width,
-            )
-        )
+            def sees(q: torch.Tensor, k: torch.Tensor, span: QuerySpan) -> torch.Tensor:
+                first, end = interval(q, span, rule, layer.window_width)
+                return (k >= first) & (k < end)
+
+            return Mask("ours", sees, rule)
+
+        _attend(watch, query, kv, queries, layer, out, mask)
 
     # The kernel's own module needs Triton, which may be missing here.
     launcher = types.ModuleType("vllm_dllm.ops.attention.launch_triton")
@@ -141,51 +117,73 @@ def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         store(key, value, kv_cache, slot_mapping)
 
     patch.setattr(module, "store_keys_and_values", stored)
-    _watch_builder(module.MaskMetadataBuilder, watch, patch)
 
 
-def _call(arguments: dict[str, Any], edges: Edges, window: int) -> KernelCall:
-    """The arguments that FlashAttention and vLLM's Triton kernel have in common."""
-    return KernelCall(
-        query=arguments["q"],
-        keys=arguments["k"],
-        values=arguments["v"],
-        out=arguments["out"],
-        query_start=arguments["cu_seqlens_q"],
-        seq_lens=arguments["seqused_k"],
-        page_table=arguments["block_table"],
-        max_query_len=arguments["max_seqlen_q"],
-        max_seq_len=arguments["max_seqlen_k"],
-        scale=arguments["softmax_scale"],
-        soft_cap=arguments["softcap"],
-        edges=edges,
-        window=window,
-    )
+def _attend_by_flags(
+    watch: Watch, arguments: dict[str, Any], causal: bool | torch.Tensor, left: int, right: int
+) -> None:
+    """Attention by the arguments that FlashAttention and vLLM's Triton kernel have in common.
 
-
-def flag_edges(causal: bool | torch.Tensor, left: int, right: int) -> Edges:
-    """The mask of a causal flag and a window ``(left, right)``, where -1 stands for no edge.
-
-    A causal sequence has no keys behind its query, whatever the window's right edge says.
+    Of a window ``(left, right)`` -1 stands for no edge. A causal sequence has no keys after its
+    query, whatever the window's right edge says.
     """
+    no_rule = MaskRule(None, None)
 
-    def edges(
-        sequence: int, position: torch.Tensor, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def mask(sequence: int) -> Mask:
         is_causal = bool(causal[sequence] if isinstance(causal, torch.Tensor) else causal)
-        first = (position - left).clamp(min=0) if left >= 0 else torch.zeros_like(position)
-        end = torch.full_like(position, length)
-        if is_causal:
-            end = position + 1
-        elif right >= 0:
-            end = (position + right + 1).clamp(max=length)
-        return first, end
 
-    return edges
+        def sees(q: torch.Tensor, k: torch.Tensor, span: QuerySpan) -> torch.Tensor:
+            seen = (k <= q) if is_causal else (k <= (q + right if right >= 0 else span.end))
+            return seen & (k >= q - left) if left >= 0 else seen
+
+        return Mask("by flags", sees, no_rule)
+
+    queries = QueryBatch(
+        *(arguments["cu_seqlens_q"], arguments["seqused_k"], arguments["block_table"], no_rule),
+        *(arguments["max_seqlen_q"], arguments["max_seqlen_k"]),
+    )
+    layer = AttentionLayer(arguments["softmax_scale"], soft_cap=arguments["softcap"])
+    kv = PagedKV(arguments["k"], arguments["v"])
+    _attend(watch, arguments["q"], kv, queries, layer, arguments["out"], mask)
+
+
+def _attend(
+    watch: Watch,
+    query: torch.Tensor,
+    kv: PagedKV,
+    queries: QueryBatch,
+    layer: AttentionLayer,
+    out: torch.Tensor,
+    mask: Callable[[int], Mask],
+) -> None:
+    """Compute what a kernel would; `mask` is that of a sequence."""
+    watch.calls += 1
+    watch.note(_out_of_bounds(query, kv, queries))
+    masks = [mask(sequence) for sequence in range(len(queries.query_start) - 1)]
+    end = int(queries.query_start[-1])
+    out[:end] = attention_reference(query, kv, queries, layer, masks)[:end].to(out.dtype)
+
+
+def _out_of_bounds(query: torch.Tensor, kv: PagedKV, queries: QueryBatch) -> Iterator[str]:
+    """What a kernel would read out of bounds, or leave out."""
+    tokens, lengths = queries.query_start.diff(), queries.seq_lens
+    if int(queries.query_start[-1]) > len(query):
+        yield f"queries end at token {int(queries.query_start[-1])} of {len(query)}"
+    if min(len(lengths), len(queries.page_table)) < len(tokens):
+        yield f"{len(tokens)} sequences, but {len(lengths)} lengths"
+    lengths = lengths[: len(tokens)][tokens > 0]
+    if (tokens > queries.max_query_len).any():
+        yield f"queries of {tokens.tolist()} tokens, promised at most {queries.max_query_len}"
+    if (lengths > queries.max_seq_len).any():
+        yield f"sequences of {lengths.tolist()} tokens, promised at most {queries.max_seq_len}"
+    page = kv.keys.shape[1]
+    for pages, length in zip(queries.page_table[: len(tokens)][tokens > 0], lengths, strict=True):
+        own = pages[: -(-int(length) // page)]
+        if len(own) * page < length or ((own < 0) | (own >= len(kv.keys))).any():
+            yield f"pages {own.tolist()} of {len(kv.keys)} for {int(length)} tokens"
 
 
 def _store(watch: Watch) -> Callable[..., None]:
-    """What stores keys and values, with the arguments that vLLM's kernels take."""
 
     def store(
         key: torch.Tensor,
@@ -197,21 +195,9 @@ def _store(watch: Watch) -> Callable[..., None]:
     ) -> None:
         watch.stores(slot_mapping)
         real = (slot_mapping >= 0).nonzero()[:, 0]
-        page, slot = (
-            slot_mapping[real] // key_cache.shape[1],
-            slot_mapping[real] % key_cache.shape[1],
-        )
+        slots, size = slot_mapping[real], key_cache.shape[1]
+        page, slot = slots // size, slots % size
         key_cache[page, slot] = key[real].to(key_cache.dtype)
         value_cache[page, slot] = value[real].to(value_cache.dtype)
 
     return store
-
-
-def _watch_builder(builder: type, watch: Watch, patch: pytest.MonkeyPatch) -> None:
-    build = builder.build  # type: ignore[attr-defined]
-
-    def built(self: Any, *arguments: Any, **options: Any) -> Any:
-        watch.builders.add(f"{builder.__module__}.{builder.__qualname__}")
-        return build(self, *arguments, **options)
-
-    patch.setattr(builder, "build", built)

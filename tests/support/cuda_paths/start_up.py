@@ -1,20 +1,103 @@
-"""The start-up of a GPU worker in a CPU worker: profile run, KV cache, warm-up, capture."""
+"""The start-up of a GPU worker in a CPU worker, and CUDA graphs that are functions.
+
+A replay reads tensors where they were at the capture and has the captured numbers of the host. What
+the step was prepared with is compared with that before, because a real graph would pass over any
+difference.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import BatchDescriptor, get_forward_context
 
-from tests.support.cuda_paths import backends, graphs
+from tests.support.cuda_paths import backends
 from tests.support.cuda_paths.backends import Backend
-from tests.support.cuda_paths.watch import Watch
+from tests.support.cuda_paths.watch import Watch, differences
 from vllm_dllm.attention.routes import Device, ModelAttention, Options, Route
+
+
+def _graphs(watch: Watch, patch: pytest.MonkeyPatch) -> None:
+    import vllm.v1.worker.gpu.cudagraph_utils as module
+
+    class Pieces(PiecewiseGraphs):
+        watched = watch
+
+    latest: list[Callable[[CUDAGraphMode], None]] = []
+
+    @contextlib.contextmanager
+    def capturing(graph: FullGraph, *_: Any, **__: Any) -> Iterator[None]:
+        graph.capture(latest[-1])
+        yield
+
+    capture = module.CudaGraphManager.capture
+
+    def capture_all(self: Any, create_forward: Any, *arguments: Any) -> None:
+        def create(*shape: Any, **options: Any) -> Callable[[CUDAGraphMode], None]:
+            latest[:] = [create_forward(*shape, **options)]
+            return latest[0]
+
+        capture(self, create, *arguments)
+
+    patch.setattr(module.CudaGraphManager, "capture", capture_all)
+    patch.setattr(module, "BreakableCUDAGraphWrapper", Pieces)
+    patch.setattr(module, "graph_capture", lambda device: contextlib.nullcontext())
+    patch.setattr(module, "capture_pool", lambda pool, _: contextlib.nullcontext(pool))
+    patch.setattr(module, "current_stream", lambda: None)
+    patch.setattr(torch.cuda, "CUDAGraph", partial(FullGraph, watch))
+    patch.setattr(torch.cuda, "graph", capturing)
+
+
+class FullGraph:
+    """In the place of ``torch.cuda.CUDAGraph``: one forward pass of the whole model."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def capture(self, forward: Callable[[CUDAGraphMode], None]) -> None:
+        self.forward = forward
+        self.metadata, self.inputs = self.watch.metadata, self.watch.inputs
+
+    def replay(self) -> None:
+        watch = self.watch
+        watch.note(differences(self.metadata, watch.metadata), "a full graph")
+        watch.note(differences(self.inputs, watch.inputs), "a full graph's inputs")
+        self.forward(CUDAGraphMode.NONE)
+
+
+class PiecewiseGraphs:
+    """In the place of vLLM's ``BreakableCUDAGraphWrapper``: attention runs outside of the graphs.
+
+    It has the metadata of the step, and everything else reads the inputs that were captured.
+    """
+
+    watched: ClassVar[Watch]
+    _all_instances: ClassVar[list[PiecewiseGraphs]] = []
+
+    def __init__(self, model: Callable[..., torch.Tensor], _: Any, key_fn: None = None) -> None:
+        self.model, self.graph_pool = model, None
+        self.captured: dict[BatchDescriptor, tuple[dict[str, Any], torch.Tensor]] = {}
+
+    @classmethod
+    def clear_all_graphs(cls) -> None:
+        """Graphs of a discarded manager are gone with it."""
+
+    def __call__(self, **inputs: Any) -> torch.Tensor:
+        """Capture the first batch of a shape, and replay it for the next ones."""
+        shape = get_forward_context().batch_descriptor
+        if shape not in self.captured:
+            self.captured[shape] = inputs, self.model(**inputs)
+            return self.captured[shape][1]
+        before, result = self.captured[shape]
+        self.watched.note(differences(before, inputs), "a piecewise graph's inputs")
+        return result.copy_(self.model(**before))
 
 
 @contextlib.contextmanager
@@ -24,18 +107,17 @@ def cuda_paths(backend: Backend) -> Iterator[Watch]:
     An engine must have run in this process before: on the CPU, vLLM's runner must not be imported
     until a worker has replaced its Triton kernels.
 
-    Args:
-        backend: the one that is going to be chosen with ``--attention-backend``.
+    `backend` is the one that is going to be chosen with ``--attention-backend``.
     """
     from vllm.v1.attention.selector import _cached_get_attn_backend
 
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         backends.install(backend, watch, patch)
-        graphs.install(watch, patch)
+        _graphs(watch, patch)
         _platform(patch)
         _routes(backend, patch)
-        _worker(watch, patch)
+        _worker(patch)
         _model_state(watch, patch)
         _cached_get_attn_backend.cache_clear()
         try:
@@ -87,7 +169,7 @@ def _routes(backend: Backend, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(served_route, "choose_route", choose_route)
 
 
-def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:
+def _worker(patch: pytest.MonkeyPatch) -> None:
     """The start-up of vLLM's GPU worker, but for what lasts longer than an engine."""
     import vllm.v1.worker.gpu.sample.prompt_logprob as prompt_logprobs
     from vllm.v1.worker import gpu_worker
@@ -95,7 +177,6 @@ def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     from vllm.v1.worker.gpu import model_runner
 
     def profile(self: Any) -> int:
-        """What a GPU worker runs before it allocates the KV cache."""
         self.model_runner.profile_run()
         self.model_runner.profile_cudagraph_memory()
         return int(self.cache_config.kv_cache_memory_bytes)
@@ -104,10 +185,6 @@ def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         # A Triton kernel without a stand-in: requests cannot ask for it, only the warm-up does.
         return torch.zeros(tokens, dtype=torch.int64)
 
-    parts = ("profile_run", "profile_cudagraph_memory", "initialize_kv_cache", "capture_model")
-    for name in parts:
-        _note_start(model_runner.GPUModelRunner, name, watch, patch)
-    _note_start(gpu_worker, "warmup_kernels", watch, patch)
     warm_up = gpu_worker.Worker.compile_or_warm_up_model
     patch.setattr(CPUWorker, "determine_available_memory", profile)
     patch.setattr(CPUWorker, "compile_or_warm_up_model", warm_up)
@@ -123,52 +200,20 @@ def _worker(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(step5_dsa_warmup, "_step5_dsa_impl", lambda worker: None)
 
 
-def _note_start(owner: Any, name: str, watch: Watch, patch: pytest.MonkeyPatch) -> None:
-    original = getattr(owner, name)
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        watch.started.append(name)
-        return original(*arguments, **options)
-
-    patch.setattr(owner, name, noted)
-
-
 def _model_state(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     """Tell the watch of every batch that is prepared, for a step or for a capture."""
-    from vllm.v1.worker.gpu import model_runner
-
     from vllm_dllm.engine.model_state import DiffusionModelState
 
-    prepare, inputs, dummy, finish = (
-        DiffusionModelState.prepare_attn,
-        DiffusionModelState.prepare_inputs,
-        DiffusionModelState.prepare_dummy_inputs,
-        model_runner.GPUModelRunner.finish_requests,
-    )
+    def hear(name: str, told: Callable[..., None]) -> None:
+        original = getattr(DiffusionModelState, name)
 
-    def prepare_attn(
-        self: Any, batch: Any, mode: CUDAGraphMode, *arguments: Any, **options: Any
-    ) -> dict[str, Any]:
-        metadata = prepare(self, batch, mode, *arguments, **options)
-        if batch.req_ids[0] in self.slot_of:
-            watch.prepares(metadata, batch, mode, self)
-        else:
-            watch.prepares_capture(metadata)
-        return metadata
+        def method(self: Any, *arguments: Any, **options: Any) -> Any:
+            result = original(self, *arguments, **options)
+            told(result, self, *arguments)
+            return result
 
-    def prepare_inputs(self: Any, batch: Any, states: Any) -> dict[str, Any]:
-        watch.inputs = inputs(self, batch, states)
-        return watch.inputs
+        patch.setattr(DiffusionModelState, name, method)
 
-    def prepare_dummy_inputs(self: Any, requests: int, tokens: int) -> dict[str, Any]:
-        watch.inputs = dummy(self, requests, tokens)
-        return watch.inputs
-
-    def finish_requests(self: Any, scheduler_output: Any) -> None:
-        watch.preempted += len(scheduler_output.preempted_req_ids or ())
-        finish(self, scheduler_output)
-
-    patch.setattr(DiffusionModelState, "prepare_attn", prepare_attn)
-    patch.setattr(DiffusionModelState, "prepare_inputs", prepare_inputs)
-    patch.setattr(DiffusionModelState, "prepare_dummy_inputs", prepare_dummy_inputs)
-    patch.setattr(model_runner.GPUModelRunner, "finish_requests", finish_requests)
+    hear("prepare_attn", watch.prepares)
+    for name in ("prepare_inputs", "prepare_dummy_inputs"):
+        hear(name, lambda inputs, *_: setattr(watch, "inputs", inputs))

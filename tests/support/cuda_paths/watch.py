@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from vllm.config.compilation import CUDAGraphMode
 
-from tests.support.cuda_paths.expected import ExpectedKeys, expected_keys
-from tests.support.cuda_paths.reference import KernelCall, attend, problems
 from vllm_dllm.vllm_seams.channels import Failure
 
 # Upper bounds. A graph has those of its capture, and every call is checked against what it has.
@@ -19,45 +17,39 @@ BOUNDS = ("max_query_len", "max_seq_len")
 
 
 class Watch:
-    """The observer of one engine. `cases` hooks its methods into the model state and the kernels.
+    """The observer of one engine, told by the model state and the kernels.
 
     Attributes:
-        problems: what was wrong, each once, in the order of its discovery.
-        started: the parts of the start-up, in their order.
-        whole_rows: steps with requests that filter, bias or report whole rows of logits.
-        steps: steps of requests, by the kind of graph that ran them (``NONE``, ``PIECEWISE`` or
-            ``FULL``).
+        problems: what was wrong, each once.
+        steps: steps of requests, by the kind of graph that ran them.
         mixed: steps that computed prompts beside canvases.
         padded: replays of full graphs with rows that belong to no request.
-        preempted: requests that were preempted.
-        builders: names of the classes that built metadata.
-        calls: calls of attention kernels.
+        whole_rows: steps with requests that filter, bias or report whole rows of logits.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.steps: Counter[str] = Counter()
-        self.started: list[str] = []
-        self.mixed = self.padded = self.preempted = self.calls = self.whole_rows = 0
-        self.builders: set[str] = set()
+        self.mixed = self.padded = self.calls = self.whole_rows = self.preempted = 0
         # Of the step that is about to run, or that is being captured.
-        self.expected: ExpectedKeys | None = None
+        self.tokens: int | None = None
         self.metadata: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}
 
     def note(self, found: Iterable[str], where: str = "") -> None:
-        """Add problems that are not known yet."""
         for problem in found:
             text = f"{where}: {problem}" if where else problem
             if text not in self.problems:
                 self.problems.append(text)
 
     def prepares(
-        self, metadata: dict[str, Any], batch: Any, mode: CUDAGraphMode, state: Any
+        self, metadata: dict[str, Any], state: Any, batch: Any, mode: CUDAGraphMode, *_: Any
     ) -> None:
-        """Metadata of a real step was built."""
-        self.metadata = metadata
-        self.expected = expected_keys(batch, state.slots)
+        """Metadata of a step was built, or for a capture, whose batch belongs to no request."""
+        self.metadata, self.tokens = metadata, None
+        if batch.req_ids[0] not in state.slot_of:
+            return
+        self.tokens = int(batch.num_scheduled_tokens[: batch.num_reqs].sum())
         failures = state.slots.failure[batch.idx_mapping[: batch.num_reqs].long()]
         if (failures == Failure.NOT_TAKEN_UP).any():
             self.note(["a request could not be admitted"])
@@ -67,23 +59,11 @@ class Watch:
         self.mixed += bool(batch.has_prefill and drafts is not None and drafts.any())
         self.padded += mode == CUDAGraphMode.FULL and batch.num_reqs_after_padding > batch.num_reqs
 
-    def prepares_capture(self, metadata: dict[str, Any]) -> None:
-        """Metadata for a capture was built; its batch belongs to no request."""
-        self.metadata, self.expected = metadata, None
-
-    def attends(self, call: KernelCall) -> None:
-        """An attention kernel is launched."""
-        self.calls += 1
-        self.note(problems(call, self.expected))
-        attend(call)
-
     def stores(self, slot_mapping: torch.Tensor) -> None:
-        """Keys and values of a layer are stored."""
-        if self.expected is not None:
-            real = self.expected.tokens
-            if (slot_mapping[real:] >= 0).any():
-                self.note([f"padding behind token {real} is stored in the KV cache"])
-            if (slot_mapping[:real] < 0).any():
+        if self.tokens is not None:
+            if (slot_mapping[self.tokens :] >= 0).any():
+                self.note([f"padding after token {self.tokens} is stored in the KV cache"])
+            if (slot_mapping[: self.tokens] < 0).any():
                 self.note(["tokens are missing in the KV cache"])
 
 
@@ -91,11 +71,7 @@ def differences(captured: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """How a step differs from the capture of its graph, so that the graph would not read it.
 
     A graph reads tensors where they were, with the shapes that they had, and it has numbers of
-    the host built in.
-
-    Args:
-        captured: metadata by layer, or inputs by name.
-        now: the same of the step.
+    the host built in. Both are metadata by layer, or inputs by name.
     """
     found = set()  # layers of a group share their metadata
     for name in captured.keys() | now.keys():

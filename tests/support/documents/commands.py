@@ -30,8 +30,6 @@ def pages() -> list[str]:
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its page, the line where it begins, what follows its fence, its text."""
-
     page: str
     line: int
     language: str
@@ -123,7 +121,6 @@ def complete(text: str) -> bool:
 
 
 def inline_commands(page: str, program: str) -> Iterator[Command]:
-    """The commands of a program that stand in code style in the text of a page."""
     for number, line in enumerate((ROOT / page).read_text("utf-8").splitlines(), 1):
         for text in re.findall(rf"(?<!`)`({program} [^`]+)`", line):
             yield Command(page, number, text)

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 
 from tests.support.checkpoints import ROOT
+from tests.support.child import in_child
 from tests.support.documents.commands import Block, Command, blocks, commands, pages
 from tests.support.documents.table import (
     CLIENTS,
@@ -89,7 +90,6 @@ def filled_in(text: str) -> str:
 
 
 def shortened(command: Command) -> str:
-    """The text of a command that is run, with what makes it short."""
     text = filled_in(command.text)
     short = [SHORTER[word] for word in command.words if word in SHORTER]
     return " ".join([text, *short])
@@ -117,7 +117,6 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def shell(text: str, root: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """What a shell makes of a text, in the folder `root`."""
     return subprocess.run(
         ["bash", "-c", text],
         cwd=root,
@@ -132,7 +131,4 @@ def shell(text: str, root: Path, timeout: float = 600) -> subprocess.CompletedPr
 
 def faults(given: list[list[str]]) -> list[str | None]:
     """What is wrong with each of these commands, if anything; see `parse_child`."""
-    child = [sys.executable, "-m", "tests.support.children.parse_child", json.dumps(given)]
-    done = subprocess.run(child, cwd=ROOT, env=environment(ROOT), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_child("tests.support.children.parse_child:faults", given, env=environment(ROOT))

@@ -1,19 +1,13 @@
 """What the documentation's commands need to be run here, and why some are not run.
 
-To extend it:
-
-- a command that cannot be run here: a row in `NOT_RUN` with the reason;
-- one that a test of its own runs: a row in `RUN_BY` with the test;
-- one that takes too long: its script in `SHORTER`, with options that make it short;
-- a benchmark: its script in `BENCHMARKS`, with all options of a short run;
-- a block of output: a row in `OUTPUT` with the beginning of its first line;
-- a published model: an expression in `TWINS`; another word to be filled in: `PLACEHOLDERS`;
-- a program that asks a server: `CLIENTS`, unless the address is in the command.
+A command that cannot be run here has a row in `NOT_RUN`, one that a test of its own runs a row in
+`RUN_BY`; what takes too long is in `SHORTER`, or in `BENCHMARKS` with all options of a short run.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 TINY = "examples/tiny/checkpoints"
@@ -48,15 +42,14 @@ OUTPUT = (
 NO_BUILDER = "needs a container engine"
 
 NOT_RUN = (
-    Row("docs/upstream/compiled_models_on_the_cpu.md", "import os", NETWORK),
-    Row("docs/upstream/pages_of_a_dropped_step.md", "import os", NETWORK),
-    Row("docs/upstream/prompts_that_end_in_u_fffd.md", "import os", NETWORK),
+    Row(None, "import os", NETWORK),
     Row("README.md", "pip install vllm-dllm", NETWORK),
     Row("docs/deployment.md", "docker ", NO_BUILDER),
     Row("docs/deployment.md", "kubectl ", CLUSTER),
     Row("docs/deployment.md", "helm ", CLUSTER),
     Row("docs/deployment.md", "make ray", NETWORK),
     Row(None, "make setup", SYSTEM),
+    Row(None, "make test", "is this suite"),
     Row("docs/performance.md", "make bench-gpu", GPU),
     Row("docs/quantization.md", "python3.11 -m venv quantize-env", NETWORK),
     Row("docs/quantization.md", "quantize-env/bin/python", "needs that environment"),
@@ -75,7 +68,7 @@ CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
 SELFTEST = "tests/serving/engines/test_selftest.py::test_every_case_of_this_machine_passes"
 RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
 RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
-TRACES = "tests/serving/servers/test_traces.py::test_watch_and_its_page"
+TRACES = "tests/serving/servers/test_live_page.py::test_watch_and_its_page"
 LIVE_PAGE = (
     "tests/serving/servers/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
 )
@@ -136,6 +129,7 @@ QUICK = (
 # and the last of two options counts. What this does not name is run as it stands.
 SHORTER = {
     "examples.rl.train": "--rounds 1 --problems 2 --answers 2",
+    "examples.tiny.train_blocks": "--steps 2 --held-out 1",
     "examples.tiny.train_diffusion_gemma": "--steps 2 --held-out 1",
     "examples.tiny.train_llada2": "--steps 2 --held-out 1",
     "examples.tiny.train_sdar": "--steps 2 --held-out 1",
@@ -169,3 +163,28 @@ CLIENTS = ("vllm chat", "vllm complete", "vllm bench serve")
 def twin(name: str) -> str | None:
     """The tiny checkpoint for the name of a model, or None if it is not such a name."""
     return next((path for pattern, path in TWINS.items() if re.fullmatch(pattern, name)), None)
+
+
+# Example -> an expression that its whole output matches somewhere (a dot matches line ends, too).
+OUTCOMES = {
+    "extract_records.py": r"name='.*' age=\d+ city=",
+    "images.py": r"question alone: (\d+) tokens.*"
+    r"with the picture: (?!\1 )\d\d+ tokens.*random weights",
+    "offline.py": r"64 \+ 28 -> 92\nsort 61 35 88 14 -> 14 35 61 88\n"
+    r"copy diffusion2026 -> diffusion2026\n",
+    "offline_batch.py": r"140/140",
+    "own_algorithm.py": r"width  1: '40 71 23 97 52' in (1\d|2\d) steps\n"
+    r"width  4: '40 71 23 97 52' in [2-9] steps\nwidth 32: '.*' in [12] steps\n",
+    "several_algorithms.py": r"(\w[\w ]+ .*40 71 23 97 52\n){6}",
+    "stream_prefix.py": r"whole blocks:.* 1 pieces,.*prefix:.* (?!1 )\d+ pieces,",
+    "structured_output.py": r"64 \+ 28 +92\nsort 61 35 88 14 +14 35 61 88\n"
+    r'Describe .*\{.?"name".*\n.*sum of numbers\. +\d+(\+\d+)+\n',
+    "tools.py": r"temperature\(\{.*\}\) -> .*time_of_day\(\{.*\}\) -> .*answer: ",
+}
+
+
+def check_outcome(words: list[str], output: str) -> None:
+    """Compare what an example of the documentation prints, where it asks a tiny model."""
+    names = [Path(word).name for word in words if word.startswith("examples/")]
+    if names and "--model" not in words:
+        assert re.search(OUTCOMES[names[0]], output, re.DOTALL), f"{names}\n{output[-2000:]}"

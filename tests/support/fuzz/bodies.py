@@ -1,28 +1,121 @@
 """The bodies that are sent: one field's extremes, contradictions, random ones, and broken bytes.
 
-All of them come from one seed. A run that is too short for everything takes the same share of each
-endpoint's fields, so that no field is forgotten before its neighbours.
+All of them come from one seed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from tests.support.fuzz.endpoints import GENERATING, ODD_WORDS, Endpoint, Field
-from tests.support.fuzz.requests import body_of, placed, weight
-from tests.support.fuzz.values import FLOATS, INTEGERS, kinds_of, values_for
+from tests.support.fuzz.endpoints import GENERATING, ODD_WORDS, Endpoint
+from tests.support.soak.requests import draw_pool
+
+# Widths of integers that numbers end up in: bytes to 64 bits, and what a float holds exactly.
+WIDTHS = (8, 16, 31, 32, 53, 63, 64)
+INTEGERS: tuple[int, ...] = (
+    *(0, 1, -1, 2, 271, 272, 512, 513),
+    *(sign * 2**width + step for width in WIDTHS for sign, step in ((1, -1), (1, 0))),
+    *(sign * 2**width + step for width in WIDTHS[1:] for sign, step in ((-1, 0), (-1, -1))),
+    *(10**40, -(10**40), 10**400),
+)
+FLOATS: tuple[float, ...] = (
+    *(0.0, -0.0, 0.5, -0.5, 1.0, 1.5, 2.0, math.nan, math.inf, -math.inf),
+    *(5e-324, -5e-324, 2.2e-308, 1.7976931348623157e308, -1.7976931348623157e308),
+    # The least and the largest of float32, and their neighbours on the far side.
+    *(1.4e-45, 1e-46, 1.1754944e-38, 3.4028235e38, 3.4028236e38, -3.5e38, 1e39),
+    *(65504.0, 65520.0, 6e-8, 0.9999999999999999, 1.0000000000000002),
+)
+LONG = "copy ab " * 2000
+TEXTS: tuple[str, ...] = ("", " ", "\0", "x", "nan", "1", "é" * 200, "🙂", LONG, "\ud800", "os:x")
+ANYTHING: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2**63, -(2**63) - 1, 1.5, math.nan, "", "x", LONG, "\ud800"),
+    *([], [[]], [None], [0], [-1], [2**63], [math.nan], [""], ["x", "x"], [{}], ["\ud800"]),
+    *({}, {"": 0}, {"a": None}, {"a": 2**63}, {"5": math.nan}, {"type": "x"}, {"a": {"a": []}}),
+)
+# An object whose keys are token ids, or names.
+OBJECTS: tuple[Any, ...] = (
+    *({"5": value} for value in FLOATS),
+    *({str(value): 1.0} for value in INTEGERS),
+    {str(token): -1e30 for token in range(272)},
+    {str(token): -100 for token in range(272)},
+)
+# What somebody might mean.
+MODEST: Mapping[str, tuple[Any, ...]] = {
+    "boolean": (True, False),
+    "integer": (-1, 0, 1, 2, 5, 40),
+    "number": (0.0, 0.3, 0.9, 1.0, 2.0),
+    "string": ("a", "m", "auto", "required", "none"),
+    "array of integer": ([97], [97, 98, 257], []),
+    "array of string": (["a"], ["zz", "7", " "], []),
+    "object": (
+        *({"regex": "a+"}, {"choice": ["a", "b"]}, {"json_object": True}, {"97": 5.0}),
+        *({"type": "text"}, {"type": "json_object"}, {"format": {"type": "json_object"}}, {}),
+    ),
+}
+LONGEST = [1] * 70_000
+LISTS = {
+    "integer": (*([value] for value in INTEGERS), list(range(272)), LONGEST),
+    "number": (*([value] for value in FLOATS), LONGEST),
+    "string": (*([text] for text in TEXTS), ["x"] * 1000),
+    "array": tuple([[value]] for value in INTEGERS),
+}
+
+
+def values_for(schema: Mapping[str, Any]) -> list[Any]:
+    """Extremes for every kind of value that a field takes, and a few that it does not."""
+    found: list[Any] = []
+    for kind in kinds_of(schema):
+        if kind == "integer":
+            found += [*INTEGERS, math.nan, math.inf, 0.5, 1e39, "1"]
+        elif kind == "number":
+            found += [*FLOATS, *INTEGERS[-9:], 0, 1, -1, "0.5"]
+        elif kind == "string":
+            found += TEXTS
+        elif kind.startswith("array of "):
+            found += LISTS.get(kind.removeprefix("array of "), ())
+        elif kind == "object":
+            found += OBJECTS
+    found += schema.get("enum", [])
+    known = {(type(one), repr(one)) for one in found}
+    return found + [value for value in ANYTHING if (type(value), repr(value)) not in known]
+
+
+def modest_value(schema: Mapping[str, Any], draw: random.Random) -> Any:
+    """A value that a field may have, if anything is known of it."""
+    known = [value for kind in kinds_of(schema) for value in MODEST.get(kind, ())]
+    return draw.choice([*known, *schema.get("enum", [])] or [None])
+
+
+def kinds_of(schema: Mapping[str, Any]) -> list[str]:
+    """The types that a field takes, in the words of JSON; ``array of`` for a list's items."""
+    for union in ("anyOf", "oneOf", "allOf"):
+        if union in schema:
+            found = [kind for one in schema[union] for kind in kinds_of(one)]
+            return list(dict.fromkeys(found))
+    kind = schema.get("type")
+    if kind == "array":
+        return [f"array of {item}" for item in kinds_of(schema.get("items", {}))] or ["array of "]
+    return [kind] if isinstance(kind, str) else []
+
 
 EOS = 257
 ALL = list(range(272))
-# Parts of a run; the rest are extremes of single fields. There are fewer random bodies, but not
-# fewer than the least, where that leaves room for every number.
-RANDOM, LEAST_RANDOM, BROKEN, WITHOUT_BODY = 0.35, 0.15, 0.03, 0.03
+# Parts of a run; the rest are extremes of single fields.
+RANDOM, BROKEN, WITHOUT_BODY = 0.25, 0.03, 0.03
 JSON_TYPE = "application/json"
+MOST_OPTIONS = 4
+# Whose wild values are answers that take minutes, rightly.
+SHORT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+# An endpoint, a body for it, and the names of the fields that were changed in it.
+Changed = tuple[Endpoint, dict[str, Any], tuple[str, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +124,10 @@ class Body:
 
     Attributes:
         number: its place in the run, from 0.
-        endpoint: as the server describes it.
         path: with the parts in braces filled in, and a query.
-        content: what is sent.
-        kind: of the content, for the header.
         names: the fields that were changed; a refusal should name one.
         how: which of the four it is.
+        kind: of the content, for the header.
     """
 
     number: int
@@ -55,26 +146,15 @@ class Body:
 
 
 def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
-    """What is sent, in order.
-
-    Args:
-        found: the endpoints.
-        count: bodies, at most; at least the contradictions.
-        seed: of everything that is drawn.
-    """
+    """What is sent to these endpoints, in order: at most `count`, at least the contradictions."""
     draw = random.Random(f"fuzz {seed}")
     posts = [one for one in found if one.least is not None]
     made = [(one, body, names, "contradiction") for one, body, names in contradictions(posts)]
     whole = max(0, count - len(made))
     broken, bare = round(whole * BROKEN), round(whole * WITHOUT_BODY)
-    numbers, others = extremes(posts, draw)
-    beside = whole - broken - bare - len(numbers)
-    share = min(RANDOM, beside / whole) if beside > LEAST_RANDOM * whole else RANDOM
-    made += [
-        (one, body, names, "random") for one, body, names in drawn(posts, int(whole * share), draw)
-    ]
-    extreme = [*numbers, *others][: max(0, count - len(made) - broken - bare)]
-    made += [(one, body, (str(field),), "extreme") for one, field, body in extreme]
+    made += [(*one, "random") for one in drawn(posts, round(whole * RANDOM), draw)]
+    left = max(0, count - len(made) - broken - bare)
+    made += [(*one, "extreme") for one in extremes(posts, draw)[:left]]
     items = [(one, _path(one, draw), encoded(body), names, how) for one, body, names, how in made]
     items += [
         (one, one.path, torn(encoded(dict(one.least or {})), draw), (), "broken")
@@ -90,72 +170,43 @@ def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
     ]
 
 
-# ---- one field
+def extremes(posts: Sequence[Endpoint], draw: random.Random) -> list[Changed]:
+    """Each field with each extreme of its type, and what is no value of it, shuffled.
 
-
-Extreme = tuple[Endpoint, Field, dict[str, Any]]
-
-
-def extremes(posts: Sequence[Endpoint], draw: random.Random) -> tuple[list[Extreme], list[Extreme]]:
-    """Each field with each extreme of its type, and what is no value of it; both shuffled.
-
-    Returns:
-        The numbers that come to the engine, which are what it can die of, and everything else.
+    The numbers that come to the engine, which are what it can die of, are the first.
     """
-    first: list[Extreme] = []
-    then: list[Extreme] = []
+    found: list[tuple[bool, Changed]] = []
     for endpoint in posts:
         engine = endpoint.path in GENERATING and endpoint.path != "/invocations"
         for field in endpoint.fields:
             kinds = {kind.split()[-1] for kind in kinds_of(field.schema)}
-            numeric = bool(kinds & {"integer", "number"})
+            numeric = engine and bool(kinds & {"integer", "number"})
             for value in values_for(field.schema):
-                number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                listed = isinstance(value, list) and value and value[0] in (*INTEGERS, *FLOATS)
-                wanted = engine and numeric and (number or listed)
+                one = value[0] if isinstance(value, list) and value else value
+                number = isinstance(one, int | float) and not isinstance(one, bool)
                 body = placed(dict(endpoint.least or {}), field.path, value)
-                (first if wanted else then).append((endpoint, field, body))
-    draw.shuffle(first)
-    draw.shuffle(then)
-    return first, then
+                found.append((numeric and number, (endpoint, body, (str(field),))))
+    draw.shuffle(found)
+    found.sort(key=lambda one: not one[0])
+    return [changed for _, changed in found]
 
 
-# ---- contradictions
-
-# What is right alone and not together, or just beyond what a number holds.
+# What is right alone and not together.
 TOGETHER: Sequence[Mapping[str, Any]] = (
     {"n": 2, "seed": 2**63 - 1},
-    {"n": 3, "seed": 2**63 - 2},
-    {"n": 2, "seed": -(2**63)},
-    {"max_tokens": 2**31},
     {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1},
-    {"max_tokens": 2**63},
-    {"seed": 2**63},
-    {"seed": -(2**63) - 1},
     {"allowed_token_ids": [EOS], "min_tokens": 4},
-    {"allowed_token_ids": [1, EOS], "min_tokens": 4},
-    {"allowed_token_ids": [97], "bad_words": ["a"]},
     {"allowed_token_ids": [97, 98], "bad_words": ["a", "b"], "min_tokens": 2},
-    {"stop_token_ids": ALL, "min_tokens": 4},
     {"stop_token_ids": ALL, "min_tokens": 4, "ignore_eos": True},
     {"stop_token_ids": [97], "allowed_token_ids": [97], "min_tokens": 4},
-    {"logit_bias": {str(token): -100 for token in ALL}},
-    {"logit_bias": {"97": 100}, "allowed_token_ids": [98]},
     {"logit_bias": {"97": 100}, "bad_words": ["a"], "allowed_token_ids": [97, 98]},
     {"bad_words": [chr(code) for code in range(32, 127)], "min_tokens": 4},
-    {"structured_outputs": {"regex": "a+"}, "bad_words": ["a"]},
     {"structured_outputs": {"regex": "a+"}, "allowed_token_ids": [98]},
     {"structured_outputs": {"choice": ["a"]}, "min_tokens": 7},
     {"structured_outputs": {"json_object": True}, "max_tokens": 1},
-    {"structured_outputs": []},
-    {"structured_outputs": "x"},
-    {"vllm_xargs": {"kv_transfer_params": "x"}},
     {"temperature": 0, "n": 2},
-    {"temperature": 5e-324},
     {"temperature": 1e-30, "top_p": 5e-324},
     {"temperature": 3.4e38, "repetition_penalty": 3.4e38},
-    {"repetition_penalty": 5e-324},
-    {"repetition_penalty": 1e-46},
     {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 3.4e38},
     {"min_p": 1, "top_p": 5e-324, "top_k": 1},
     {"logprobs": 20, "allowed_token_ids": [97]},
@@ -171,9 +222,7 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
 )
 
 
-def contradictions(
-    posts: Sequence[Endpoint],
-) -> Iterator[tuple[Endpoint, dict[str, Any], tuple[str, ...]]]:
+def contradictions(posts: Sequence[Endpoint]) -> Iterator[Changed]:
     """Each of `TOGETHER` to each endpoint that comes to the engine and knows its fields."""
     for endpoint in posts:
         if endpoint.path not in GENERATING:
@@ -193,17 +242,37 @@ def contradictions(
                 yield endpoint, body, tuple(together)
 
 
-# ---- random, and broken
+def drawn(posts: Sequence[Endpoint], count: int, draw: random.Random) -> Iterator[Changed]:
+    """Requests of the soak, without its algorithms, or least ones, with a few further options."""
+    pool = draw_pool(200, "mask", draw.randrange(2**31))
+    known = [one for one in posts if one.fields]
+    for one in draw.choices(known, [_weight(one) for one in known], k=count):
+        body: dict[str, Any] = dict(one.least or {})
+        ask = draw.choice(pool)
+        names = [name for name in ask.body if name != "vllm_xargs" and ask.path == one.path]
+        body |= {name: ask.body[name] for name in names}
+        given = draw.sample(one.fields, draw.randint(1, min(MOST_OPTIONS, len(one.fields))))
+        wild = draw.random() < 0.25
+        for field in given:
+            free = wild and field.path[-1] not in SHORT
+            value = draw.choice(ANYTHING) if free else modest_value(field.schema, draw)
+            body = placed(body, field.path, value)
+        yield one, body, (*names, *map(str, given))
 
 
-def drawn(
-    posts: Sequence[Endpoint], count: int, draw: random.Random
-) -> Iterator[tuple[Endpoint, dict[str, Any], tuple[str, ...]]]:
-    """Bodies with several options, more of them for the endpoints that matter more."""
-    weights = {one.path: weight(one) for one in posts if one.fields}
-    for one in posts:
-        for _ in range(int(count * weights.get(one.path, 0) / sum(weights.values()))):
-            yield one, *body_of(one, draw)
+def placed(body: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A copy with one field more; what stands in its way gives way."""
+    name, *rest = path
+    if rest:
+        inner = body.get(name)
+        value = placed(inner if isinstance(inner, dict) else {}, tuple(rest), value)
+    return {**body, name: value}
+
+
+def _weight(endpoint: Endpoint) -> int:
+    if endpoint.path in ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"):
+        return 12
+    return 6 if endpoint.path in GENERATING else 2
 
 
 def encoded(body: Any) -> bytes:
@@ -223,12 +292,7 @@ def torn(content: bytes, draw: random.Random) -> bytes:
             b'{"model":' * 2000,
             b'{"model": "m", "model": 5}',
             b'{"prompt": ' + b"9" * 5000 + b"}",
-            b"null",
-            b"[]",
-            b'"x"',
-            b"7",
-            b"",
-            b"\x00" * 100,
+            *(b"null", b"[]", b'"x"', b"7", b"", b"\x00" * 100),
         )
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from dataclasses import dataclass
 
 import aiohttp
+from yarl import URL
 
 from tests.support.fuzz.bodies import Body
 from tests.support.soak.client import session as session
@@ -17,18 +19,16 @@ from tests.support.soak.client import session as session
 PATIENCE = 60.0
 MOST_SHOWN = 4000  # characters of an answer that are kept
 BROKEN, GIVEN_UP = 599, 598  # instead of a status
+# Kinds of errors inside of a stream that have no status.
+OF_THE_CLIENT = re.compile("invalid|bad_?request|not_?found|validation", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Reply:
     """What came back for a body.
 
-    Attributes:
-        body: what was sent.
-        status: of HTTP, or of an error inside a stream; `BROKEN` where the connection broke off,
-            `GIVEN_UP` where nothing had come by then.
-        text: the answer's beginning, or the error inside a stream.
-        seconds: until its end.
+    The status is that of HTTP, or of an error inside a stream; `BROKEN` where the connection broke
+    off, and `GIVEN_UP` where nothing had come by then.
     """
 
     body: Body
@@ -63,7 +63,7 @@ async def _ask(opened: aiohttp.ClientSession, url: str, body: Body) -> tuple[int
     headers = {"Content-Type": body.kind} if body.kind else {}
     async with opened.request(
         body.endpoint.method,
-        _address(url, body.path),
+        URL(url + body.path, encoded=True),
         data=body.content,
         headers=headers,
         skip_auto_headers=["Content-Type"],
@@ -73,12 +73,6 @@ async def _ask(opened: aiohttp.ClientSession, url: str, body: Body) -> tuple[int
         if answer.status == 200 and answer.content_type == "text/event-stream":
             return error_in(text) or (200, text)
         return answer.status, text
-
-
-def _address(url: str, path: str) -> aiohttp.typedefs.StrOrURL:
-    from yarl import URL
-
-    return URL(url + path, encoded=True)
 
 
 def error_in(stream: str) -> tuple[int, str] | None:
@@ -92,12 +86,7 @@ def error_in(stream: str) -> tuple[int, str] | None:
             error = event.get("error") if isinstance(event, dict) else None
             if isinstance(error, dict):
                 code = error.get("code")
-                code = code if isinstance(code, int) else _status_of(str(error.get("type")))
+                if not isinstance(code, int):
+                    code = 400 if OF_THE_CLIENT.search(str(error.get("type"))) else 500
                 return code, data
     return None
-
-
-def _status_of(kind: str) -> int:
-    """Of an error that has only a name."""
-    client = ("invalid", "badrequest", "bad_request", "notfound", "not_found", "validation")
-    return 400 if any(word in kind.lower() for word in client) else 500

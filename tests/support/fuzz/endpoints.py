@@ -64,24 +64,13 @@ GENERATING = (
     *("/v1/messages", "/inference/v1/generate", "/invocations", "/generative_scoring"),
     "/v1/systemone",
 )
-_OTHERS = "it changes the server for everybody, as its operator asks it to: "
-PASSED_OVER: Mapping[str, str] = {
-    "/sleep": _OTHERS + "it puts the engine to sleep",
-    "/wake_up": _OTHERS + "it wakes the engine up",
-    "/release_kv_cache_memory": _OTHERS + "it gives the KV cache back",
-    "/pause": _OTHERS + "it holds or aborts all requests",
-    "/resume": _OTHERS + "it lets requests go on",
-    "/abort_requests": _OTHERS + "without ids it aborts all requests",
-    "/collective_rpc": _OTHERS + "it calls any method of the workers",
-    "/scale_elastic_ep": _OTHERS + "it restarts the engine with more ranks",
-    "/init_weight_transfer_engine": _OTHERS + "new weights",
-    "/shutdown_weight_transfer_engine": _OTHERS + "new weights",
-    "/start_weight_update": _OTHERS + "new weights",
-    "/start_draft_weight_update": _OTHERS + "new weights",
-    "/update_weights": _OTHERS + "new weights",
-    "/finish_weight_update": _OTHERS + "new weights",
-    "/weight_checker": _OTHERS + "it may reset weights",
-}
+# What changes the server for everybody, as its operator asks it to.
+PASSED_OVER = (
+    *("/sleep", "/wake_up", "/release_kv_cache_memory", "/pause", "/resume", "/abort_requests"),
+    *("/collective_rpc", "/scale_elastic_ep", "/weight_checker", "/init_weight_transfer_engine"),
+    *("/shutdown_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update"),
+    *("/update_weights", "/finish_weight_update"),
+)
 # Values of parts of a path and of a query.
 ODD_WORDS = ("x", "0", "-1", "9223372036854775808", "1e400", "nan", "true", "%00", "%F0%9F%99%82")
 
@@ -99,14 +88,9 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Endpoint:
-    """An endpoint as the server describes it.
+    """An endpoint as the server describes it; its path may have parts in braces.
 
-    Attributes:
-        method: of HTTP, in capitals.
-        path: may have parts in braces.
-        least: a body that it answers; None where it takes none.
-        fields: of its body, those of objects in it too.
-        queries: names of what it takes behind the question mark.
+    `least` is a body that it answers, None where it takes none; `queries` are names for a query.
     """
 
     method: str
@@ -120,14 +104,9 @@ class Endpoint:
 
 
 def endpoints(document: Mapping[str, Any], corruption: str) -> list[Endpoint]:
-    """All that a server opens, but for those that are passed over.
+    """All that a server opens by its ``/openapi.json``, but for those that are passed over.
 
-    Args:
-        document: the server's ``/openapi.json``.
-        corruption: ``mask`` or ``uniform``; which ``diffusion_*`` options there are.
-
-    Raises:
-        ValueError: an endpoint takes requests and nothing is known of it.
+    `corruption` (``mask`` or ``uniform``) says which ``diffusion_*`` options there are.
     """
     schemas = document.get("components", {}).get("schemas", {})
     found = []
@@ -137,9 +116,8 @@ def endpoints(document: Mapping[str, Any], corruption: str) -> list[Endpoint]:
                 continue
             if method != "get" and path not in LEAST:
                 raise ValueError(
-                    f"{method.upper()} {path}: the server opens it and tests/"
-                    "support/fuzz/endpoints.py has neither a body for it (LEAST) nor a reason to "
-                    "pass it over (PASSED_OVER)"
+                    f"{method.upper()} {path}: the server opens it, and it is neither in LEAST nor "
+                    "in PASSED_OVER of tests/support/fuzz/endpoints.py"
                 )
             least = LEAST[path] if method != "get" else None
             fields = tuple(_fields(path, described, schemas, corruption)) if least else ()
@@ -203,10 +181,11 @@ def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[
 
 NUMBER: Mapping[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "number"}]}
 NUMBERS: Mapping[str, Any] = {"type": "array", "items": {"type": "integer"}}
+STRINGS: Mapping[str, Any] = {"type": "array", "items": {"type": "string"}}
+OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def _options(above: tuple[str, ...], corruption: str) -> Iterator[Field]:
-    """Our own options of a request."""
     for name in (*OPTIONS, *sorted(parameter_names(corruption)), "unheard_of"):  # type: ignore[arg-type]
         kind: Mapping[str, Any] = NUMBER
         if name in ("seed_canvas", "pinned"):
@@ -214,16 +193,16 @@ def _options(above: tuple[str, ...], corruption: str) -> Iterator[Field]:
         elif name == "algorithm":
             kind = {"type": "string", "enum": ["EntropyBound", "LowConfidence", "os:getcwd"]}
         yield Field((*above, REQUEST_PREFIX + name), kind)
-    yield Field((*above, "kv_transfer_params"), {"type": "object"})
+    yield Field((*above, "kv_transfer_params"), OBJECT)
 
 
 _KINDS: Mapping[str, Mapping[str, Any]] = {
-    "stop": {"type": "array", "items": {"type": "string"}},
-    "bad_words": {"type": "array", "items": {"type": "string"}},
-    "logit_bias": {"type": "object"},
-    "extra_args": {"type": "object"},
-    "structured_outputs": {"type": "object"},
-    "repetition_detection": {"type": "object"},
+    "stop": STRINGS,
+    "bad_words": STRINGS,
+    "logit_bias": OBJECT,
+    "extra_args": OBJECT,
+    "structured_outputs": OBJECT,
+    "repetition_detection": OBJECT,
 }
 
 

@@ -61,21 +61,12 @@ VLLMS_OWN_LATER: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Site:
-    """Where an exception was raised.
-
-    Attributes:
-        file: from the package's name on.
-        line: in it.
-        function: that raised, or called what raised outside of vLLM and this package.
-        error: the exception's own line.
-        tail: the traceback's last lines.
-    """
+    """Where an exception was raised, or where vLLM or this package called what raised it."""
 
     file: str
     line: int
     function: str
     error: str
-    tail: str
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function}: {self.error[:200]}"
@@ -87,53 +78,33 @@ class Site:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that should not be.
-
-    Attributes:
-        what: in a few words.
-        reply: to the body that showed it.
-        site: where it was raised, if the log says so.
-    """
+    """Something that should not be: the reply that showed it, and where the log says it arose."""
 
     what: str
     reply: Reply | None = None
     site: Site | None = None
 
     def lines(self) -> list[str]:
-        """For people."""
         found = [self.what if self.reply is None else f"{self.what}: {self.reply}"]
         return found + ([f"  raised at {self.site}"] if self.site else [])
 
 
 def site_of(log: str) -> Site | None:
-    """The last traceback of a log: its innermost frame within vLLM or this package.
-
-    What others are told of a dead engine (`DEAD`) is no cause of anything.
-    """
-    parts = log.split(TRACEBACK)
-    told = [n for n, part in enumerate(parts) if n and not DEAD.search(part)]
-    last = told[-1] if told else len(parts) - 1
-    while last > 1 and CAUSE in parts[last - 1]:
-        last -= 1
-    lines = [HEADER.sub("", line) for line in parts[last].splitlines()]
+    """The innermost frame in vLLM or here of a log's last traceback, but for `DEAD` ones."""
+    parts = [part for part in log.split(TRACEBACK)[1:] if not DEAD.search(part)]
+    while len(parts) > 1 and CAUSE in parts[-2]:
+        parts.pop()
+    lines = [HEADER.sub("", line) for part in parts[-1:] for line in part.splitlines()]
     frames = [(n, found) for n, line in enumerate(lines) if (found := FRAME.search(line))]
     if not frames:
         return None
-    inner = next(
-        (pair for pair in reversed(frames) if PACKAGES.search(pair[1]["file"])),
-        frames[-1],
-    )
-    last = frames[-1][0]
-    errors = [line for line in lines[last + 1 :] if RAISED.match(line.strip())]
-    file = inner[1]["file"]
-    found = PACKAGES.search(file)
-    return Site(
-        file[found.start() + 1 :] if found else file,
-        int(inner[1]["line"]),
-        inner[1]["function"],
-        errors[0].strip() if errors else "",
-        "\n".join(lines[max(0, last - 9) : last + 12]),
-    )
+    ours = [found for _, found in frames if PACKAGES.search(found["file"])]
+    inner = ours[-1] if ours else frames[-1][1]
+    after = (line.strip() for line in lines[frames[-1][0] + 1 :])
+    error = next((line for line in after if RAISED.match(line)), "")
+    named = PACKAGES.search(inner["file"])
+    file = inner["file"][named.start() + 1 :] if named else inner["file"]
+    return Site(file, int(inner["line"]), inner["function"], error)
 
 
 def unnamed(reply: Reply) -> bool:

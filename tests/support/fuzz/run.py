@@ -1,8 +1,10 @@
-"""One run of the fuzzing: the storm, deaths in it, and what is asked afterwards."""
+"""One run of the fuzzing: its servers, the storm, deaths in it, and what is asked afterwards."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shutil
 import sys
 import time
 from collections import Counter, deque
@@ -14,14 +16,14 @@ from typing import Any
 import aiohttp
 import httpx
 
+from tests.support.checkpoints import TINY_LLADA2
 from tests.support.fuzz.bodies import Body, plan
 from tests.support.fuzz.client import GIVEN_UP, Reply, send, session
 from tests.support.fuzz.endpoints import endpoints
-from tests.support.fuzz.models import KNOWN, server_of
 from tests.support.fuzz.rules import NAMING, SLOWEST, Finding, Site, site_of, unnamed
-from tests.support.progress import Progress
 from tests.support.server import Server
-from tests.support.soak.models import MODELS
+from tests.support.soak.models import MODELS, adapter_flags, chosen, frontend_flags
+from tests.support.tiny_llama import write_tiny_llama
 
 AT_ONCE = 16
 KNOWN_EVERY = 40  # bodies between two known answers
@@ -29,20 +31,54 @@ MOST_DEATHS = 8  # of the engine; then it is given up
 ALONE_SECONDS = 120.0
 IDLE_SECONDS = 60.0
 LOG_SECONDS = 0.1  # until the server has written its log, which comes after the answer
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # endpoints of development
+    "VLLM_ENABLE_RESPONSES_API_STORE": "1",  # answers that can be asked for later
+}
+# Everything that opens an endpoint, or more of one.
+OPEN = (
+    *("--enable-scale-out", "--enable-tokenizer-info-endpoint", "--enable-prompt-tokens-details"),
+    *("--trust-request-chat-template",),
+    *("--enable-server-load-tracking", "--enable-force-include-usage"),
+    "--log-error-stack",
+)
+AB = {"regex": "[ab]+"}
+KNOWN: Sequence[Mapping[str, Any]] = tuple(
+    {"model": "m", "return_token_ids": True, "max_tokens": 40, "ignore_eos": True} | one
+    for one in (
+        {"prompt": "sort 61 35 88 14", "temperature": 0, "seed": 7},
+        {"prompt": "count from 12 to 16", "temperature": 0.9, "seed": 11, "top_p": 0.9, "n": 2},
+        {"prompt": "copy ab", "temperature": 0, "seed": 3, "structured_outputs": AB},
+    )
+)
+
+
+def server_of(name: str, log: Path) -> Server:
+    model = chosen(name)
+    adapters = model.adapters[:1]
+    flags = (*OPEN, *frontend_flags(model.reasoning), *model.flags)
+    beside = adapter_flags(model.path, adapters, log.parent)
+    return Server(model.path, *flags, *beside, log=log, env=ENVIRONMENT)
+
+
+def plain_server(scratch: Path) -> Server:
+    """Stock vLLM without plugins, serving an ordinary causal model with the same tokenizer."""
+    model = scratch / "plain"
+    if not (model / "model.safetensors").exists():
+        write_tiny_llama(model, 272, 2048, bos_token_id=256, eos_token_id=257)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(TINY_LLADA2 / name, model / name)
+    environment = ENVIRONMENT | {"VLLM_PLUGINS": ""}
+    flags = (*OPEN, *frontend_flags("granite"))
+    return Server(model, *flags, log=scratch / "plain.log", env=environment)
 
 
 @dataclass
 class Report:
     """What a run has seen.
 
-    Attributes:
-        model: what was served.
-        counts: replies by endpoint and status.
-        known: known answers that were asked for in between.
-        seconds: of the storm alone.
-        slowest: seconds of the slowest answer, under load.
-        findings: what should not be.
-        own: vLLM's own failures: where, how often, and an example.
+    `counts` has replies by endpoint and status, `known` the number of known answers in between,
+    and `own` vLLM's own failures: where, how often, and an example. The storm took `seconds`.
     """
 
     model: str
@@ -54,7 +90,6 @@ class Report:
     own: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For people."""
         statuses = sorted({status for _, status in self.counts})
         header = f"{'':34}" + "".join(f"{status:>7}" for status in statuses)
         lines = [f"{self.model}:", header]
@@ -72,7 +107,6 @@ class Report:
         return [*lines, f"{len(self.findings)} findings" if self.findings else "nothing found"]
 
     def figures(self) -> dict[str, Any]:
-        """For a results file."""
         by_status: Counter[str] = Counter()
         for (_, status), count in self.counts.items():
             by_status[str(status)] += count
@@ -99,12 +133,10 @@ class Fuzzer:
         self.late: list[Reply] = []
         self.unnamed: list[Reply] = []
         self.sites: dict[Reply, Site | None] = {}
-        self.recent: deque[Reply] = deque(maxlen=4 * AT_ONCE)
         self.under_way: dict[int, Body] = {}
         self.deaths = 0
 
     def run(self, count: int, seed: int) -> Report:
-        """All of it; the server is gone afterwards."""
         try:
             with self.server:
                 document = httpx.get(f"{self.server.url}/openapi.json", timeout=30).json()
@@ -119,23 +151,24 @@ class Fuzzer:
             self.known = [(ask, await self.answer(opened, ask)) for ask in KNOWN]
             begin = time.monotonic()
             waiting = list(bodies)
-            progress = Progress(f"{self.report.model}", len(waiting))
             while waiting and self.deaths < MOST_DEATHS:
-                waiting = await self.storm(opened, waiting, progress)
-                if waiting or not self.alive():
-                    waiting = await self.after_death(opened, waiting)
+                print(f"{self.report.model}: {len(waiting)} bodies", flush=True)
+                waiting = await self.storm(opened, waiting)
+                if self.under_way:
+                    waiting = [*await self.after_death(opened), *waiting]
             self.report.seconds = time.monotonic() - begin
             if waiting:
                 self.find(f"given up after {MOST_DEATHS} deaths, {len(waiting)} bodies unsent")
-            if self.alive():
+            if await self.healthy(opened):
                 await self.in_peace(opened)
+            else:
+                self.find("the server is not healthy after the last body")
 
-    # ---- the storm
+    async def storm(self, opened: aiohttp.ClientSession, bodies: Sequence[Body]) -> list[Body]:
+        """Send bodies until there are none, or the engine is dead; what is left to send.
 
-    async def storm(
-        self, opened: aiohttp.ClientSession, bodies: Sequence[Body], progress: Progress
-    ) -> list[Body]:
-        """Send bodies until there are none, or the engine is dead; what was not answered."""
+        What was sent to a dead engine, and may have killed it, is then under way.
+        """
         queue = deque(bodies)
         dead = asyncio.Event()
 
@@ -144,21 +177,20 @@ class Fuzzer:
                 body = queue.popleft()
                 self.under_way[body.number] = body
                 reply = await send(opened, self.server.url, body)
-                if reply.failed and not await self.healthy(opened):
+                asked = not body.number % KNOWN_EVERY
+                if (reply.failed and not await self.healthy(opened)) or (
+                    asked and not await self.as_known(opened, body.number)
+                ):
                     dead.set()
-                    return  # and the body stays under way
+                    return
                 self.under_way.pop(body.number)
                 self.count(reply)
-                progress.step()
-                if not body.number % KNOWN_EVERY and not await self.as_known(opened, body.number):
-                    dead.set()
 
         await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
         return list(queue)
 
     def count(self, reply: Reply) -> None:
         self.report.counts[str(reply.body.endpoint), reply.status] += 1
-        self.recent.append(reply)
         if reply.failed:
             self.failed.append(reply)
         if reply.body.endpoint.path in NAMING and unnamed(reply):
@@ -179,75 +211,48 @@ class Fuzzer:
         return True
 
     async def answer(self, opened: aiohttp.ClientSession, ask: Mapping[str, Any]) -> Any:
-        """Token ids of a completion, or None where there is none."""
         url = f"{self.server.url}/v1/completions"
-        try:
+        with contextlib.suppress(aiohttp.ClientError):
             async with opened.post(url, json=dict(ask)) as response:
                 if response.status == 200:
                     return [choice["token_ids"] for choice in (await response.json())["choices"]]
-        except aiohttp.ClientError:
-            pass
         return None
 
     async def healthy(self, opened: aiohttp.ClientSession) -> bool:
-        try:
+        with contextlib.suppress(aiohttp.ClientError):
             async with opened.get(f"{self.server.url}/health") as response:
                 return response.status == 200
-        except aiohttp.ClientError:
-            return False
-
-    def alive(self) -> bool:
-        try:
-            return httpx.get(f"{self.server.url}/health", timeout=30).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return False
 
     def find(self, what: str, reply: Reply | None = None, site: Site | None = None) -> None:
         self.report.findings.append(Finding(what, reply, site))
         print("\n".join(self.report.findings[-1].lines()), file=sys.stderr, flush=True)
 
-    # ---- a dead engine
-
-    async def after_death(
-        self, opened: aiohttp.ClientSession, waiting: Sequence[Body]
-    ) -> list[Body]:
-        """Start again, ask alone what was under way, and name what kills; what is left to send."""
+    async def after_death(self, opened: aiohttp.ClientSession) -> list[Body]:
+        """Start again, ask alone what was under way, and name what kills; what is left of it."""
         self.deaths += 1
-        site = site_of(self.server.log.read_text(errors="replace"))
-        suspects = {**{r.body.number: r.body for r in self.recent}, **self.under_way}
-        # What was under way comes first, then what ended last.
-        ordered = [*self.under_way.values(), *(r.body for r in reversed(self.recent))]
-        again = list(self.under_way.values())
+        suspects = list(self.under_way.values())
         self.under_way.clear()
-        self.recent.clear()
+        site = site_of(self.server.log.read_text(errors="replace"))
         self.restart()
-        for body in dict.fromkeys(ordered):
+        for number, body in enumerate(suspects, start=1):
             reply = await send(opened, self.server.url, body)
-            if body in again:
-                self.count(reply)
-            await asyncio.sleep(0.05)
-            lives = await self.healthy(opened)
-            if not lives or await self.answer(opened, self.known[0][0]) is None:
+            self.count(reply)
+            await asyncio.sleep(LOG_SECONDS)
+            if await self.answer(opened, self.known[0][0]) is None:
                 site = site_of(self.server.log.read_text(errors="replace"))
                 self.find("the engine dies of one request", reply, site)
                 self.restart()
-                return [one for one in again if one != body and one not in self.answered()] + list(
-                    waiting
-                )
-        named = ", ".join(str(body)[:200] for body in suspects.values())
+                return suspects[number:]
+        named = ", ".join(str(body)[:200] for body in suspects)
         self.find(f"the engine died, of none of these alone: {named}", None, site)
-        return list(waiting)
-
-    def answered(self) -> set[Body]:
-        return {reply.body for reply in self.recent}
+        return []
 
     def restart(self) -> None:
         self.server.stop()
         log = self.server.log.with_suffix(f".{time.monotonic():.0f}.log")
         self.server = server_of(self.report.model, log)
         self.server.__enter__()
-
-    # ---- afterwards
 
     async def in_peace(self, opened: aiohttp.ClientSession) -> None:
         """What was slow, asked again; what failed, with the log; and whether nothing is held."""

@@ -7,10 +7,9 @@ import json
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from typing import Any
 
 import aiohttp
 
@@ -20,7 +19,7 @@ from tests.support.soak.requests import Sending
 ANSWER_SECONDS = 120.0
 # So many failures say enough; where they are hangs, waiting for more would take hours.
 MOST_FAILURES = 10
-SLOW_BYTES, SLOW_SECONDS = 512, 0.02  # what a slow reader takes at a time, and waits after it
+READ_BYTES, SLOW_SECONDS = 512, 0.02  # read at a time, and a slow reader's pause after it
 COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed"
 
 
@@ -35,26 +34,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a request.
+    """What became of a request: completed, aborted by the client, refused rightly, or failed.
 
-    Attributes:
-        sending: the request.
-        status: `COMPLETED`, `ABORTED` (by the client), `REFUSED` (as it should be) or `FAILED`.
-        seconds: from sending to the end.
-        answer: of a completed request.
-        detail: what went wrong with a failed one.
+    A completed one has an answer, and a failed one says what went wrong.
     """
 
     sending: Sending
     status: str
-    seconds: float
     answer: Answer | None = None
     detail: str = ""
 
 
 class RefusalError(Exception):
-    """The server answered with an error."""
-
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"status {status}: {text[:500]}")
         self.status, self.text = status, text
@@ -62,15 +53,10 @@ class RefusalError(Exception):
 
 @dataclass
 class Client:
-    """Sends requests to one server, and remembers how long answers take.
+    """Sends requests to the server at `url`, and remembers the `latencies` of its answers.
 
-    A connection is used once: the server closes idle ones, maybe while a request is sent.
-
-    Attributes:
-        url: of the server.
-        session: what connections are made with.
-        latencies: seconds that answers took.
-        answer_seconds: a request that is not answered by then hangs.
+    A connection is used once: the server closes idle ones, maybe while a request is sent. A
+    request that is not answered in `answer_seconds` hangs.
     """
 
     url: str
@@ -92,86 +78,52 @@ class Client:
             expected = 400 <= refusal.status < 500 and (sending.ask.wrong or "\0") in refusal.text
             status, detail = (REFUSED, "") if expected else (FAILED, str(refusal))
         except TimeoutError:
-            if sending.leaves is not None:
+            if leaves is not None:
                 status = ABORTED
             else:
                 detail = f"hangs: no answer in {self.answer_seconds:.0f} s"
         except (aiohttp.ClientError, ValueError, KeyError) as error:
             detail = f"{type(error).__name__}: {error}"
-        seconds = time.monotonic() - begin
         if status == COMPLETED:
-            self.latencies.append(seconds)
-        return Outcome(sending, status, seconds, answer, detail)
+            self.latencies.append(time.monotonic() - begin)
+        return Outcome(sending, status, answer, detail)
 
     def typical(self) -> float:
         """Median seconds of the last answers; a second before there are any."""
         return statistics.median(self.latencies[-100:]) if self.latencies else 1.0
 
     async def _ask(self, sending: Sending) -> Answer:
+        if not sending.slow:
+            return await self._answer(self.session, sending)
+        async with session(slow=True) as opened:
+            return await self._answer(opened, sending)
+
+    async def _answer(self, opened: aiohttp.ClientSession, sending: Sending) -> Answer:
         body = {"model": "m", "return_token_ids": True, "stream": sending.stream}
-        url = self.url + sending.ask.path
-        if sending.slow:
-            return await read_slowly(url, body | dict(sending.ask.body))
-        async with self.session.post(url, json=body | dict(sending.ask.body)) as response:
+        url, pause = self.url + sending.ask.path, SLOW_SECONDS * sending.slow
+        async with opened.post(url, json=body | dict(sending.ask.body)) as response:
             if response.status != 200:
                 raise RefusalError(response.status, await response.text())
             if sending.stream:
-                return joined([event async for event in _events(response.content)])
+                return joined([event async for event in _events(response.content, pause)])
             return joined([await response.json()])
 
 
-async def read_slowly(url: str, body: dict[str, Any]) -> Answer:
-    """A streamed answer, read a few bytes at a time and with next to no buffer on our side."""
-    parts, content = urlsplit(url), json.dumps(body).encode()
-    opened = socket.socket()
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    opened.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(opened, (parts.hostname, parts.port))
-    reader, writer = await asyncio.open_connection(sock=opened, limit=SLOW_BYTES)
-    try:
-        head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
-        kind = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        writer.write((head + kind).encode() + content)
-        received = b""
-        while piece := await reader.read(SLOW_BYTES):
-            received += piece
-            await asyncio.sleep(SLOW_SECONDS)
-    finally:
-        writer.close()
-    before, _, answer = received.partition(b"\r\n\r\n")
-    if b"transfer-encoding: chunked" in before.lower():
-        answer = b"".join(_chunks(answer))
-    status = int(before.split(maxsplit=2)[1])
-    if status != 200:
-        raise RefusalError(status, answer.decode(errors="replace"))
-
-    async def lines() -> AsyncIterator[bytes]:
-        for line in answer.splitlines():
-            yield line
-
-    return joined([event async for event in _events(lines())])
-
-
-def _chunks(content: bytes) -> Iterator[bytes]:
-    """The parts of a body that was sent in chunks, each behind its size."""
-    while content:
-        size, _, content = content.partition(b"\r\n")
-        yield content[: int(size, 16)]
-        content = content[int(size, 16) + 2 :]
-
-
-async def _events(content: AsyncIterable[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """The events of a streamed answer. A refusal may come as one, behind a status of 200."""
-    ended = False
-    async for line in content:
-        data = line.decode().removeprefix("data: ").strip()
-        ended = ended or data == "[DONE]"
-        if not data or ended:
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise RefusalError(event["error"]["code"], data)
-        yield event
+async def _events(content: aiohttp.StreamReader, pause: float) -> AsyncIterator[dict[str, Any]]:
+    """The events of a streamed answer. A refusal may come as one, with a status of 200."""
+    ended, rest = False, b""
+    while piece := await content.read(READ_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            data = line.decode().removeprefix("data: ").strip()
+            ended = ended or data == "[DONE]"
+            if not data or ended:
+                continue
+            event = json.loads(data)
+            if "error" in event:
+                raise RefusalError(event["error"]["code"], data)
+            yield event
+        await asyncio.sleep(pause)
     if not ended:
         raise ValueError("the stream ended without [DONE]")
 
@@ -196,22 +148,25 @@ def joined(parts: Iterable[dict[str, Any]]) -> Answer:
     )
 
 
-def session() -> aiohttp.ClientSession:
-    """Connections without limit, each for one request."""
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+def session(slow: bool = False) -> aiohttp.ClientSession:
+    """Connections without limit, each for one request; a slow reader has next to no buffer."""
+    connector = aiohttp.TCPConnector(
+        limit=0, force_close=True, socket_factory=_narrow_socket if slow else None
+    )
     timeout = aiohttp.ClientTimeout(total=None)
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
+    size = READ_BYTES if slow else 1 << 20
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=size)
 
 
-class Sender(Protocol):
-    """A `Client`, or what chooses one for each request."""
-
-    async def send(self, sending: Sending) -> Outcome:
-        """One request to its end. Never raises."""
+def _narrow_socket(address: Any) -> socket.socket:
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    return opened
 
 
 async def send_all(
-    client: Sender,
+    client: Client,
     plan: Iterable[Sending],
     at_once: int,
     finished: Callable[[Outcome], None] = lambda outcome: None,

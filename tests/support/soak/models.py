@@ -10,9 +10,11 @@ from typing import Any
 
 from tests.support.adapters import adapter
 from tests.support.checkpoints import ROOT, TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR
+from tests.support.random_weights import state
 from tests.support.reference_nemotron import random_checkpoint
-from tests.support.soak.rules import MEGABYTE
+from vllm_dllm.decoding import Corruption
 
+MEGABYTE = 1 << 20
 SEATS = 40
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens /reset_prefix_cache
@@ -32,16 +34,13 @@ class Model:
     """What is served.
 
     Attributes:
-        path: the checkpoint.
         corruption: what its canvases are full of, ``mask`` or ``uniform``.
         kv_bytes: memory for KV pages: enough for `SEATS` short requests, too little for long ones.
-        reasoning: the reasoning parser.
         adapters: names of LoRA adapters that are served beside the model.
-        flags: more flags of ``vllm serve``.
     """
 
     path: Path
-    corruption: str
+    corruption: Corruption
     kv_bytes: int
     reasoning: str = "granite"
     adapters: tuple[str, ...] = ()
@@ -50,8 +49,7 @@ class Model:
     def command(self, scratch: Path) -> list[str]:
         """Flags of ``vllm serve``; small pages, so that requests come to need more of them.
 
-        Args:
-            scratch: takes the adapters.
+        Adapters are written into the folder `scratch`.
         """
         return [
             *("--max-num-seqs", str(SEATS), "--block-size", "32"),
@@ -63,20 +61,17 @@ class Model:
 
     def slow(self) -> dict[str, Any]:
         """Options that take the most steps: such requests can be seen to run together."""
-        return SLOW[self.corruption]
+        if self.corruption == "uniform":
+            return {"diffusion_stability_threshold": 1000}
+        return {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0}
 
 
 def frontend_flags(reasoning: str) -> tuple[str, ...]:
     """Flags that let requests have tools and priorities, and answers have reasoning."""
     return (
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-        *(
-            "--reasoning-parser",
-            reasoning,
-            "--structured-outputs-config.enable_in_reasoning",
-            "true",
-        ),
-        *("--scheduling-policy", "priority"),
+        *("--reasoning-parser", reasoning, "--scheduling-policy", "priority"),
+        *("--structured-outputs-config.enable_in_reasoning", "true"),
     )
 
 
@@ -98,10 +93,9 @@ NEMOTRON = ROOT / ".cache" / "nemotron"  # random weights, written when they are
 
 def write_nemotron() -> None:
     """Write a tiny Nemotron with the tokenizer of tiny-sdar, and its special tokens."""
-    config = random_checkpoint(NEMOTRON, block=8) / "config.json"
+    random_checkpoint(NEMOTRON, block=8)
     special = {"mask_token_id": 263, "eos_token_id": 258, "pad_token_id": 256}
-    longer = {"max_position_embeddings": 2048}
-    config.write_text(json.dumps(json.loads(config.read_text()) | special | longer))
+    state(NEMOTRON, max_position_embeddings=2048, **special)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY_SDAR / name, NEMOTRON / name)
 
@@ -112,14 +106,9 @@ MODELS = {
     "gemma": Model(TINY_GEMMA, "uniform", 9 * MEGABYTE, flags=TEXT_ONLY_FLAGS),
     "nemotron": Model(NEMOTRON, "mask", 12 * MEGABYTE),
 }
-SLOW = {
-    "mask": {"diffusion_algorithm": "LowConfidence", "diffusion_threshold": 2.0},
-    "uniform": {"diffusion_stability_threshold": 1000},
-}
 
 
 def chosen(name: str) -> Model:
-    """One of `MODELS`, or a checkpoint by its path."""
     if name == "nemotron":
         write_nemotron()
     if name in MODELS:

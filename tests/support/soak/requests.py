@@ -12,66 +12,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from examples.tiny.tasks import held_out_set
+from vllm_dllm.decoding import Corruption, get_algorithm
+from vllm_dllm.decoding.names import algorithm_names
 
 ABORTED, MALFORMED, SLOW = 0.10, 0.05, 0.03  # shares of what is sent
 LONGEST_PROMPT, LONGEST_ANSWER = 180, 140  # characters (bytes to the tiny models), and tokens
 LETTERS = string.ascii_letters + string.digits + " "
 
-Ranges = Mapping[str, tuple[float, float]]
-# Algorithm -> setting -> what it is drawn from, ends included; whole numbers from whole ends.
-MASKED: Mapping[str, Ranges] = {
-    "LowConfidence": {"threshold": (0.2, 1.1)},
-    "JointThreshold": {
-        "threshold": (0.2, 0.9),
-        "edit_threshold": (0.0, 0.9),
-        "max_post_edit_steps": (0, 8),
-        "penalty_lambda": (0.0, 1.0),
-    },
-    "JointThreshold-S": {},
-    "JointThreshold-Q": {},
-    "ConfidenceThreshold": {"threshold": (0.2, 1.1)},
-    "ConfidenceThreshold-DiffCoder": {},
-    "FixedSteps": {"steps": (1, 32)},
-    "SubBlocks": {"threshold": (0.2, 1.1), "sub_block_length": (1, 32)},
-    "SubBlocks-Parallel": {},
-    "LowConfidenceEven": {"steps": (1, 40)},
-    "Leftmost": {"steps": (1, 40)},
-    "LowConfidenceDynamic": {"threshold": (0.2, 1.1), "steps": (1, 40)},
-    "LowConfidenceStatic": {"steps": (1, 40)},
-    "Sequential": {"steps": (1, 40)},
-    "EntropyBounded": {"entropy_bound": (0.0, 2.0)},
-    "FrechetProfile": {"threshold": (0.2, 1.0)},
-    "Hierarchical": {"threshold": (0.5, 0.95), "low": (0.1, 0.5)},
-    "Credit": {"threshold": (0.4, 0.95), "alpha": (0.0, 1.0), "gamma": (0.1, 1.0)},
-    "EntropyBound": {"entropy_bound": (0.0, 2.0)},
+# Setting of an algorithm -> what it is drawn from, ends included; whole numbers from whole ends.
+SETTINGS: Mapping[str, tuple[float, float]] = {
+    "threshold": (0.2, 1.0),
+    "edit_threshold": (0.0, 0.9),
+    "max_post_edit_steps": (0, 8),
+    "penalty_lambda": (0.0, 1.0),
+    "steps": (1, 40),
+    "sub_block_length": (1, 32),
+    "entropy_bound": (0.05, 2.0),
+    "low": (0.1, 0.5),
+    "alpha": (0.0, 1.0),
+    "beta": (0.0, 1.0),
+    "gamma": (0.1, 1.0),
+    "t_min": (0.0, 0.4),
+    "t_max": (0.5, 1.0),
+    "stability_threshold": (0, 2),
+    "confidence_threshold": (0.005, 0.5),
 }
-UNIFORM: Mapping[str, Ranges] = {
-    "EntropyBound": {
-        "entropy_bound": (0.05, 2.0),
-        "t_min": (0.0, 0.4),
-        "t_max": (0.5, 1.0),
-        "stability_threshold": (0, 2),
-        "confidence_threshold": (0.005, 0.5),
-    },
-}
-GREEDY_ONLY = {"Credit"}
-# A server that takes them has a parser for tool calls, and schedules by priority.
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer"}},
-            "required": ["a"],
-        },
-    },
-}
-TOOL_CHOICES: Sequence[Any] = (
-    "auto",
-    "required",
-    {"type": "function", "function": {"name": "f"}},
-)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+TOOL_CHOICES: Sequence[Any] = ("auto", "required", TOOL | {"function": {"name": "f"}})
 TOOL_TOKENS = 100  # a call fits into them
 STOPS = (" ", "7", ["e", "14"], ["ab", "zz"])
 
@@ -92,13 +60,9 @@ WRONG: Sequence[tuple[Mapping[str, Any], str]] = (
 
 @dataclass(frozen=True)
 class Ask:
-    """A distinct request.
+    """A distinct request, without ``stream``.
 
-    Attributes:
-        name: how reports call it.
-        path: completions, or chat.
-        body: what is posted, without ``stream``.
-        wrong: the word that its refusal has to contain; None for a good request.
+    `wrong` is the word that its refusal has to contain; None for a good request.
     """
 
     name: str
@@ -113,8 +77,6 @@ class Sending:
 
     Attributes:
         number: its place in the run, from 0.
-        ask: what is sent.
-        stream: whether the answer is streamed.
         leaves: the client goes away after this share of the median answer's time; None: it stays.
         slow: the client reads its answer a few bytes at a time.
     """
@@ -131,22 +93,11 @@ class Sending:
 
 
 def draw_pool(
-    size: int,
-    corruption: str,
-    seed: int,
-    *,
-    frontend: bool = False,
-    adapters: Sequence[str] = (),
+    size: int, corruption: Corruption, seed: int, adapters: Sequence[str] = ()
 ) -> list[Ask]:
-    """`size` distinct good requests.
+    """`size` distinct good requests for a server with the flags of `models.Model.command`.
 
-    Args:
-        size: how many.
-        corruption: of the model, `mask` or `uniform`.
-        seed: of everything that is drawn.
-        frontend: some have tools, stop strings, priorities or several choices, for a server with
-            the flags of `tests.support.soak.models.frontend_flags`.
-        adapters: some requests ask one of these in place of the model.
+    Some of them ask one of the adapters in place of the model.
     """
     draw = random.Random(f"pool {seed}")
     stems = [_text(draw, LONGEST_PROMPT) for _ in range(4)]
@@ -164,8 +115,7 @@ def draw_pool(
             own = LONGEST_PROMPT - len(shared)
             body["prompt"] = shared + _text(draw, draw.randint(1, own))
         body |= _decoding(draw, corruption)
-        if frontend:
-            _add_frontend(draw, body)
+        _add_frontend(draw, body)
         if adapters and draw.random() < 0.4:
             body["model"] = draw.choice(adapters)
         asks.append(Ask(f"ask-{number}", path, body))
@@ -189,7 +139,6 @@ def draw_plan(requests: int, pool: Sequence[Ask], seed: int) -> list[Sending]:
 
 
 def malformed(ask: Ask, change: Mapping[str, Any], word: str) -> Ask:
-    """The same request with something wrong in it."""
     ours = {name: value for name, value in change.items() if name.startswith("diffusion_")}
     # With tools vLLM reads no other constraint, so that a wrong one would not be found.
     good = {name: value for name, value in ask.body.items() if name not in ("tools", "tool_choice")}
@@ -201,22 +150,24 @@ def malformed(ask: Ask, change: Mapping[str, Any], word: str) -> Ask:
     return Ask(f"{ask.name} with a wrong {word}", ask.path, body, wrong=word)
 
 
-def _decoding(draw: random.Random, corruption: str) -> dict[str, Any]:
+def _decoding(draw: random.Random, corruption: Corruption) -> dict[str, Any]:
     """An algorithm with its settings, and sampling that it takes; or what the server has."""
-    table = MASKED if corruption == "mask" else UNIFORM
-    algorithm = draw.choice([None, *table])
+    name = draw.choice([None, *algorithm_names(corruption, of_every_model=True)])
     options: dict[str, Any] = {}
-    if algorithm:
-        drawn = {name: _number(draw, *ends) for name, ends in table[algorithm].items()}
-        options = {f"diffusion_{name}": value for name, value in drawn.items()}
-        options["diffusion_algorithm"] = algorithm
+    draws = True
+    if name:
+        options["diffusion_algorithm"] = name
+        algorithm, preset = get_algorithm(name, corruption)
+        draws = algorithm.samples
+        for setting in () if preset else algorithm.config.ranges():
+            options[f"diffusion_{setting}"] = _number(draw, *SETTINGS[setting])
     if draw.random() < 0.3:
         options["diffusion_max_steps"] = draw.randint(1, 32)
     if corruption == "uniform" and draw.random() < 0.2:
         options["diffusion_canvas_length"] = draw.randint(8, 32)
     # Random canvases come from the seed, too: without one no answer would come twice.
     body: dict[str, Any] = {"seed": draw.randrange(2**31), "vllm_xargs": options}
-    greedy = algorithm in GREEDY_ONLY or draw.random() < 0.4
+    greedy = not draws or draw.random() < 0.4
     body["temperature"] = 0.0 if greedy else _number(draw, 0.2, 1.5)
     if not greedy and draw.random() < 0.4:
         body |= draw.choice(({"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05}))
@@ -226,7 +177,6 @@ def _decoding(draw: random.Random, corruption: str) -> dict[str, Any]:
 
 
 def _add_frontend(draw: random.Random, body: dict[str, Any]) -> None:
-    """Add options for vLLM's front end and scheduler to a request."""
     if "messages" in body and draw.random() < 0.4:
         body |= {"tools": [TOOL], "tool_choice": draw.choice(TOOL_CHOICES)}
         body["max_tokens"] = draw.randint(TOOL_TOKENS, LONGEST_ANSWER)
@@ -242,7 +192,6 @@ def _add_frontend(draw: random.Random, body: dict[str, Any]) -> None:
 
 
 def _number(draw: random.Random, low: float, high: float) -> float:
-    """From a range; a whole number where both ends are."""
     if isinstance(low, int) and isinstance(high, int):
         return draw.randint(low, high)
     return round(draw.uniform(low, high), 3)

@@ -6,13 +6,15 @@ in the texts here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from canvas_grammar.grammar.language import Chain, Chars, Either, Node, Repeat
 from canvas_grammar.grammar.marks import Mark
-from canvas_grammar.grammar.rules import Automaton, Both, Call, Without, WithoutFirst
+from canvas_grammar.grammar.rules import Automaton, Both, Call, Rule, Without, WithoutFirst
 
 FIRST_MARK = 0xD800
+NEVER = 10**6
 
 
 def marked(number: int) -> str:
@@ -97,49 +99,143 @@ class _Reader:
         return found
 
 
-def random_text(node: Node, random: Random, depth: int = 6) -> str | None:
-    """A text of a language, or None where none was found; `depth` bounds nested calls.
+def drawn(node: Node, count: int, seed: int = 0, budget: int = 12) -> list[str]:
+    """Random texts of a language, short where it can be, from all branches; at most `count`.
 
-    Of marks, only those that stand alone are drawn: free text is without any.
+    Beyond `budget` calls of rules a text takes the way that nests least. Of marks, only those that
+    stand alone are drawn: free text is without any.
     """
-    if node.empty or depth < 0:
-        return None
-    if isinstance(node, Mark):
-        return marked(node.first) if node.first == node.last else None
-    if isinstance(node, Chars):
-        first, last = random.choice(node.ranges[:20])
-        return chr(random.randint(first, min(last, first + 90)))
-    if isinstance(node, Chain):
-        texts = [random_text(part, random, depth) for part in node.parts]
-        return None if None in texts else "".join(texts)  # type: ignore[arg-type]
-    if isinstance(node, Either):
-        for option in random.sample(node.options, len(node.options)):
-            if (text := random_text(option, random, depth)) is not None:
-                return text
-        return None
-    if isinstance(node, Repeat):
-        most = node.least + 3 if node.most is None else min(node.most, node.least + 3)
-        count = random.randint(node.least, most)
-        texts = [random_text(node.part, random, depth) for _ in range(count)]
-        if None in texts:
-            return "" if node.least == 0 else None
-        return "".join(texts)  # type: ignore[arg-type]
-    if isinstance(node, Automaton):
-        return _random_run(node, random)
-    if isinstance(node, Call):
-        return random_text(node.rule.body, random, depth - 1)
-    if isinstance(node, WithoutFirst):
-        tries = (random_text(node.rest, random, depth) for _ in range(30))
-        found = (t[len(node.first) :] for t in tries if t is not None and t.startswith(node.first))
-        return next(found, None)
-    assert isinstance(node, Both | Without)
-    inside = (random_text(node.left, random, depth) for _ in range(300))
-    return next((text for text in inside if text is not None and derives(node, text)), None)
+    sampler = _Sampler(node, Random(seed))
+    texts = (sampler.text(node, budget) for _ in range(count))
+    return [text for text in texts if text is not None]
 
 
-def _random_run(node: Automaton, random: Random) -> str:
-    text, state = "", 0
-    while not node.accepting[state] or (node.moves[state] and random.random() < 0.9):
-        char, state = random.choice(list(node.moves[state].items()))
-        text += char
-    return text
+class _Sampler:
+    def __init__(self, node: Node, random: Random) -> None:
+        self.random, self.left = random, 0
+        rules: dict[int, Rule] = {}
+        ahead, seen = [node], set[int]()
+        while ahead:
+            node = ahead.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            ahead += node.inside()
+            if isinstance(node, Call) and id(node.rule) not in rules:
+                rules[id(node.rule)] = node.rule
+                ahead.append(node.rule.body)
+        self.depths = dict.fromkeys(rules, NEVER)
+        before: dict[int, int] = {}
+        while before != self.depths:
+            before = dict(self.depths)
+            self.known: dict[int, int] = {}
+            for name, rule in rules.items():
+                self.depths[name] = min(self.depths[name], self.depth(rule.body) + 1)
+        self.known = {}
+
+    def depth(self, node: Node) -> int:
+        """How deep the calls are nested at least."""
+        if id(node) not in self.known:
+            self.known[id(node)] = self._depth(node)
+        return self.known[id(node)]
+
+    def _depth(self, node: Node) -> int:
+        if node.empty:
+            return NEVER
+        if isinstance(node, Call):
+            return self.depths[id(node.rule)]
+        if isinstance(node, Chain):
+            return max(map(self.depth, node.parts), default=0)
+        if isinstance(node, Either):
+            return min(map(self.depth, node.options), default=NEVER)
+        if isinstance(node, Repeat):
+            return self.depth(node.part) if node.least else 0
+        if isinstance(node, WithoutFirst):
+            # At least one item, also where none of them must be there.
+            parts = _parts(node)
+            if not all(isinstance(part, Repeat) and part.least == 0 for part in parts):
+                return self.depth(node.rest)
+            return min((self.depth(part.part) for part in parts), default=NEVER)  # type: ignore[attr-defined]
+        return 0
+
+    def text(self, node: Node, budget: int) -> str | None:
+        """A text, or None where none was found."""
+        self.left = budget
+        return self._text(node)
+
+    def _text(self, node: Node) -> str | None:
+        if node.empty:
+            return None
+        if isinstance(node, Mark):
+            return marked(node.first) if node.first == node.last else None
+        if isinstance(node, Chars):
+            first, last = self.random.choice(node.ranges[:20])
+            return chr(self.random.randint(first, min(last, first + 90)))
+        if isinstance(node, Chain):
+            return self._joined(node.parts)
+        if isinstance(node, Either):
+            options = self.random.sample(node.options, len(node.options))
+            if self.left <= 0:
+                options.sort(key=self.depth)
+            texts = (self._text(option) for option in options)
+            return next((text for text in texts if text is not None), None)
+        if isinstance(node, Repeat):
+            return self._repeated(node)
+        if isinstance(node, Automaton):
+            return self._run(node)
+        if isinstance(node, Call):
+            self.left -= 1
+            return self._text(node.rule.body)
+        if isinstance(node, WithoutFirst):
+            return self._without_first(node)
+        assert isinstance(node, Both | Without)
+        inside = (self._text(node.left) for _ in range(30))
+        return next((text for text in inside if text is not None and derives(node, text)), None)
+
+    def _run(self, node: Automaton) -> str:
+        text, state = "", 0
+        while not node.accepting[state] or (node.moves[state] and self.random.random() < 0.9):
+            char, state = self.random.choice(list(node.moves[state].items()))
+            text += char
+        return text
+
+    def _repeated(self, node: Repeat) -> str | None:
+        more = 0
+        most = 3 if node.most is None else min(node.most - node.least, 3)
+        if self.left > 0 or isinstance(node.part, Chars):
+            more = self.random.choice([0, *range(most + 1)])
+        parts: list[str] = []
+        for n in range(node.least + more):
+            text = self._text(node.part)
+            if text is None:
+                return "".join(parts) if n >= node.least else None
+            parts.append(text)
+        return "".join(parts)
+
+    def _without_first(self, node: WithoutFirst) -> str | None:
+        texts = (self._text(node.rest) for _ in range(12 if self.left > 0 else 0))
+        for text in texts:
+            if text is not None and text.startswith(node.first):
+                return text[len(node.first) :]
+        # Rarely a list of optional items is empty as often as that: take one of them.
+        parts = _parts(node)
+        optional = [part for part in parts if isinstance(part, Repeat) and part.least == 0]
+        for one in sorted(optional, key=lambda part: self.depth(part.part)):
+            rest = [part for part in parts if part is one or part not in optional]
+            text = self._joined([one.part if part is one else part for part in rest])
+            if text is not None and text.startswith(node.first):
+                return text[len(node.first) :]
+        return None
+
+    def _joined(self, parts: Sequence[Node]) -> str | None:
+        texts = []
+        for part in parts:
+            text = self._text(part)
+            if text is None:
+                return None
+            texts.append(text)
+        return "".join(texts)
+
+
+def _parts(node: WithoutFirst) -> Sequence[Node]:
+    return node.rest.parts if isinstance(node.rest, Chain) else (node.rest,)

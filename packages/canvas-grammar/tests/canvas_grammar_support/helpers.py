@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from canvas_grammar.automaton.compilation import (
     Constraint,
     compile_constraint,
-    constraint_language,
+    read_constraint,
 )
 from canvas_grammar.automaton.compiled import CompiledConstraint
 from canvas_grammar.automaton.configurations import START
 from canvas_grammar.automaton.graph import DEAD
 from canvas_grammar.automaton.rule_automata import RuleAutomata, regular_automaton
 from canvas_grammar.automaton.vocabulary import Vocabulary
-from canvas_grammar.automaton.windows import TokenAutomaton, Window
-from canvas_grammar.automaton.windows import window as window_of
+from canvas_grammar.automaton.windows import TokenAutomaton, Window, window
 from canvas_grammar.decoding.best_path import CanvasWindow
+from canvas_grammar.grammar.marks import Marks
 from canvas_grammar.limits import CompileLimits, ConstraintError
 
 from canvas_grammar_support.checkout import TINY_LLADA2
@@ -40,16 +38,16 @@ def letters() -> Vocabulary:
 
 
 @cache
-def pieces(seed: int = 0, count: int = 1500) -> Vocabulary:
+def pieces() -> Vocabulary:
     """Every byte, and pieces as they occur in JSON and prose: a small real vocabulary."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     text = (
         '{"name": "Ada", "age": 36, "tags": ["x", "y"], "ok": true, "none": null, "price": -12.5e3}'
         '  {"date": "2024-02-29", "email": "ada@example.org"}, [1, 2, 3], false "über naïve 日本語"'
         ' the quick brown fox jumps over the lazy dog 0123456789 \\n \\" \\\\ \\u0007'
     ).encode()
     found: dict[bytes, None] = {}
-    while len(found) < count - 257:
+    while len(found) < 1243:
         first, size = rng.integers(len(text) - 8), rng.integers(2, 9)
         found[text[first : first + size]] = None
         if rng.random() < 0.5:
@@ -65,14 +63,10 @@ def tiny() -> Vocabulary:
     return Vocabulary.read(path.read_text(encoding="utf-8"), 272, [257])
 
 
-def constraint(kind: str, value: Any) -> Constraint:
-    return Constraint.from_value(kind, value)
-
-
 def over_bytes(kind: str, value: Any) -> RuleAutomata:
     """The automaton of a constraint whose rules do not call themselves, without calls."""
     found = regular_automaton(
-        constraint_language(Constraint.from_value(kind, value), LIMITS), LIMITS
+        read_constraint(Constraint.from_value(kind, value), LIMITS, Marks())[0], LIMITS
     )
     if found is None:
         raise ConstraintError("the constraint allows no output at all")
@@ -86,7 +80,7 @@ def compiled(
 
 
 def first_window(found: CompiledConstraint, length: int = 256) -> Window:
-    return window_of(found.configurations(), START, length, LIMITS.window_states)
+    return window(found.configurations(), START, length, LIMITS.window_states)
 
 
 def automaton(kind: str, value: Any, vocabulary: Vocabulary | None = None) -> TokenAutomaton:
@@ -106,10 +100,6 @@ def reads(automaton: RuleAutomata, text: bytes) -> bool:
     return bool(automaton.accepting[state])
 
 
-def accepts(kind: str, value: Any, text: str) -> bool:
-    return reads(over_bytes(kind, value), text.encode())
-
-
 def token_bytes(vocabulary: Vocabulary, token: int) -> bytes:
     return vocabulary.data[vocabulary.offsets[token] : vocabulary.offsets[token + 1]].tobytes()
 
@@ -124,7 +114,7 @@ def text_of(vocabulary: Vocabulary, tokens: Iterable[int]) -> bytes:
     return b"".join(pieces)
 
 
-def window(
+def canvas(
     length: int,
     budget: int,
     *,
@@ -133,7 +123,7 @@ def window(
     width: int | None = None,
     forced: Sequence[int] = (),
 ) -> CanvasWindow:
-    """Of one canvas."""
+    """The window of one canvas."""
     kept = [*forced, *[-1] * (length - len(forced))]
     return CanvasWindow(
         *(torch.tensor([n]) for n in (state, first, budget, length if width is None else width)),
@@ -142,23 +132,10 @@ def window(
 
 
 def together(windows: Iterable[CanvasWindow]) -> CanvasWindow:
-    """Of several canvases."""
-    some = list(windows)
-    names = ("state", "first", "budget", "width", "forced")
-    return CanvasWindow(*(torch.cat([getattr(w, name) for w in some]) for name in names))
+    """The windows of several canvases."""
+    return CanvasWindow(*map(torch.cat, zip(*(vars(w).values() for w in windows), strict=True)))
 
 
 def record(**properties: Any) -> dict[str, Any]:
     """An object with these properties, all required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def schema_refusal(schema: Any) -> str:
-    """The message with which a JSON schema is refused."""
-    with pytest.raises(ConstraintError) as caught:
-        over_bytes("json_schema", schema)
-    return str(caught.value)
-
-
-def dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -1,37 +1,26 @@
-"""Test helper: decoding steps of canvases with automata of their own, from logits or weights.
+"""Paths of canvases with automata of their own.
 
-Each step can be computed in every form that there is: by the plain reference, by the compiled loops
-for CPUs, and by the Triton kernels, in Triton's interpreter where there is no GPU.
+They are found by the compiled loops for CPUs, or by the Triton kernels, which are interpreted where
+there is no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from canvas_grammar.automaton.pushdown import NO_CLASS
 from canvas_grammar.automaton.windows import TokenAutomaton
-from canvas_grammar.decoding.automaton_tables import automaton_tables
-from canvas_grammar.decoding.best_path import (
-    LOG2_E,
-    CanvasWindow,
-    ConstrainedPath,
-    FreeTokens,
-)
-from canvas_grammar.decoding.path_finder import CpuPathFinder, PathFinder, PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import Column, Tables
-from canvas_grammar.decoding.token_classes import class_tables
+from canvas_grammar.decoding.best_path import LOG2_E, CanvasWindow, ConstrainedPath, FreeTokens
+from canvas_grammar.decoding.path_finder import CpuPathFinder, PathStep, PlannedCanvas
+from canvas_grammar.decoding.tables import Column, Tables, automaton_tables, class_tables
 
-from canvas_grammar_support import reference
-from canvas_grammar_support.noise import gumbel
+from vllm_dllm.ops.noise.keyed import gumbel
 
-FORMS = ("reference", "cpu", "triton")
+FORMS = ("cpu", "triton")
 
 
 @dataclass(frozen=True)
@@ -43,59 +32,6 @@ class Joined:
     classes: tuple[Tables, ...]
 
 
-@dataclass(frozen=True)
-class ClassPaths:
-    """A path of token classes through each canvas.
-
-    Attributes:
-        classes: int64 ``[n, L]``; C outside the window.
-        states, feasible, after_end: see `ConstrainedPath`.
-        weight: float64 ``[n]``, of the best path, or the logarithm of the sum over all paths.
-    """
-
-    classes: torch.Tensor
-    states: torch.Tensor
-    feasible: torch.Tensor
-    after_end: torch.Tensor
-    weight: torch.Tensor
-
-
-class Reference:
-    """A `PathFinder` that calls the reference."""
-
-    def __init__(self) -> None:
-        self.weights: list[float] = []
-
-    def plan(self, canvases: Sequence[PlannedCanvas]) -> Any:
-        return canvases
-
-    def read(
-        self,
-        step: PathStep,
-        canvases: range,
-        logits: torch.Tensor,
-        exact: torch.Tensor | None = None,
-        place: torch.Tensor | None = None,
-    ) -> None:
-        assert place is None
-        exact = logits if exact is None else exact
-        for number in canvases:
-            canvas: PlannedCanvas = step.plan[number]
-            at = canvas.index if len(logits) == len(step.window.state) else number - canvases.start
-            own = slice(canvas.index, canvas.index + 1)
-            parts = {k: v if v is None else v[own] for k, v in vars(step.free).items()}
-            for draws in [False] * canvas.best + [True] * canvas.draws:
-                path = step.second if draws and canvas.best and step.second else step.path
-                weight = reference.find_path(
-                    canvas.automaton, canvas.classes, logits[at], exact[at],
-                    step.window.part(own), FreeTokens(**parts), path.part(own), draws,
-                )  # fmt: skip
-                self.weights.append(weight)
-
-    def follow(self, step: PathStep) -> None:
-        pass
-
-
 class OnCpu(CpuPathFinder):
     """The form for CPUs, which keeps the weights of paths."""
 
@@ -104,10 +40,8 @@ class OnCpu(CpuPathFinder):
         return self.weights
 
 
-def finder_of(form: str) -> PathFinder:
+def finder_of(form: str) -> Any:
     """A finder on this machine's CPU; the kernels work in memory full of garbage."""
-    if form == "reference":
-        return Reference()
     return OnCpu() if form == "cpu" else interpreted_finder()
 
 
@@ -188,93 +122,19 @@ def find(
     step = PathStep(finder.plan(canvases), window, free, path)
     finder.read(step, range(len(canvases)), logits)
     finder.follow(step)
-    return path, torch.as_tensor(finder.weights, dtype=torch.float64)  # type: ignore[attr-defined]
+    return path, torch.as_tensor(finder.weights, dtype=torch.float64)
 
 
-def with_no_class(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights ``[n, L, C + 1]`` of canvases with different numbers of classes, from ``[L, C]``."""
-    most = max(one.shape[1] for one in weights) + 1
-    return torch.stack(
-        [torch.nn.functional.pad(one, (0, most - one.shape[1]), value=9e9) for one in weights]
-    )
-
-
-def best(
-    constraint: Joined,
-    weights: torch.Tensor,
-    window: CanvasWindow,
-    whole: torch.Tensor | None = None,
-    form: str = "cpu",
-) -> ClassPaths:
-    """The best path for weights ``[n, L, C + 1]`` of classes, each of which has one token.
-
-    Without `whole`, tokens that end a text weigh after the end what they weigh elsewhere.
-    """
-    return _of_weights(constraint, weights, window, whole, form)
-
-
-def drawn(
-    constraint: Joined,
-    weights: torch.Tensor,
-    window: CanvasWindow,
-    keys: torch.Tensor,
-    whole: torch.Tensor | None = None,
-    form: str = "cpu",
-) -> ClassPaths:
-    """A drawn path for weights ``[n, L, C + 1]``; otherwise as `best`."""
-    return _of_weights(constraint, weights, window, whole, form, keys)
-
-
-def _of_weights(
-    constraint: Joined,
-    weights: torch.Tensor,
-    window: CanvasWindow,
-    whole: torch.Tensor | None,
-    form: str,
-    keys: torch.Tensor | None = None,
-) -> ClassPaths:
-    count, length, most = weights.shape
-    whole = torch.full((count, length), -torch.inf) if whole is None else whole
-    # After the tokens of classes comes one of no class, which weighs as much as all.
-    logits = torch.cat([weights[..., : most - 1], whole[..., None]], -1)
-    none = torch.full((count, length), most - 1)
-    tables = {
-        found.classes: class_tables(
-            np.where(np.arange(most) < found.classes, np.arange(most), NO_CLASS), found.classes
-        )
-        for found in constraint.found
-    }
-    single = replace(constraint, classes=tuple(tables[f.classes] for f in constraint.found))
-    forced = window.forced.clone()
-    for row, found in zip(forced, constraint.found, strict=True):
-        held = row >= 0
-        kinds = torch.from_numpy(found.class_of_token.astype(np.int64))[row.clamp_min(0)]
-        row[held] = torch.where(kinds == NO_CLASS, most - 1, kinds)[held]
-    free = FreeTokens(none, none, torch.ones(count, length), keys)
-    path, weight = find(
-        form, single, logits, replace(window, forced=forced), free, keys is not None
-    )
-    classes = torch.where(path.inside, path.token, most - 1)
-    return ClassPaths(classes, path.states, path.feasible, path.after_end, weight)
-
-
-def best_tokens(
-    constraint: Joined, logits: torch.Tensor, window: CanvasWindow, form: str = "cpu"
-) -> ConstrainedPath:
-    """The best path for logits ``[n, L, ids]``."""
-    free = FreeTokens(logits.argmax(-1))
-    return find(form, constraint, logits, window, free, False)[0]
-
-
-def drawn_tokens(
+def token_paths(
     constraint: Joined,
     logits: torch.Tensor,
     window: CanvasWindow,
-    keys: torch.Tensor,
+    keys: torch.Tensor | None = None,
     form: str = "cpu",
 ) -> ConstrainedPath:
-    """A drawn path for logits ``[n, L, ids]``."""
-    return find(form, constraint, logits, window, drawn_freely(logits, keys), True)[0]
+    """The best path for logits ``[n, L, ids]``; with `keys` a drawn one."""
+    free = FreeTokens(logits.argmax(-1)) if keys is None else drawn_freely(logits, keys)
+    return find(form, constraint, logits, window, free, keys is not None)[0]
 
 
 def drawn_freely(logits: torch.Tensor, keys: torch.Tensor) -> FreeTokens:

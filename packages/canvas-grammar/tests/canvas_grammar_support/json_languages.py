@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
-from canvas_grammar.grammar.json.reader import json_schema
+from canvas_grammar.grammar.json.reader import read_schema
 from canvas_grammar.grammar.language import Node
 from canvas_grammar.limits import CompileLimits, ConstraintError
 from jsonschema.validators import validator_for
 
-from canvas_grammar_support.derivations import derives
-from canvas_grammar_support.sampling import Sampler
+from canvas_grammar_support.derivations import derives, drawn
 
 LIMITS = CompileLimits()
 
 
 def language(schema: Any) -> Node:
     """The language of a schema that is sent as text, in which no object occurs twice."""
-    return json_schema(json.loads(json.dumps(schema)), LIMITS)
+    return read_schema(json.loads(json.dumps(schema))).node
 
 
 def offers(schema: Any, text: str) -> bool:
     return derives(language(schema), text)
-
-
-def drawn(node: Node, count: int, seed: int = 0) -> list[str]:
-    """Random texts of a language."""
-    sampler = Sampler(node, Random(seed), 12)
-    texts = (sampler.text() for _ in range(count))
-    return [text for text in texts if text is not None]
 
 
 def validator_of(schema: Any) -> Any:

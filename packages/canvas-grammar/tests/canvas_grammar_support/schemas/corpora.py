@@ -30,17 +30,8 @@ LATEST = "draft2020-12"
 
 
 @dataclass(frozen=True)
-class Instance:
-    """A JSON value, and whether the corpus says that it is valid."""
-
-    data: Any
-    valid: bool
-    description: str = ""
-
-
-@dataclass(frozen=True)
 class Case:
-    """A schema and its instances.
+    """A schema, and JSON values with whether they are valid and why.
 
     Attributes:
         name: unique in all corpora; of the suite it begins with ``suite/<draft>/<part>/``, where
@@ -52,7 +43,7 @@ class Case:
     name: str
     draft: str
     schema: Any
-    instances: tuple[Instance, ...]
+    instances: tuple[tuple[Any, bool, str], ...]
 
 
 @functools.cache
@@ -83,11 +74,8 @@ def suite_cases() -> tuple[Case, ...]:
         part = rest if rest.startswith("optional/") else f"required/{rest}"
         for number, group in enumerate(groups):
             name = f"suite/{draft}/{part}/{number}: {group['description']}"
-            instances = tuple(
-                Instance(test["data"], test["valid"], test["description"])
-                for test in group["tests"]
-            )
-            cases.append(Case(name, draft, with_draft(group["schema"], draft), instances))
+            tests = ((test["data"], test["valid"], test["description"]) for test in group["tests"])
+            cases.append(Case(name, draft, with_draft(group["schema"], draft), tuple(tests)))
     return tuple(cases)
 
 
@@ -96,17 +84,13 @@ def real_cases() -> tuple[Case, ...]:
     """Schemas that people wrote; none where the file is not beside the project."""
     if not REAL.exists():
         return ()
+    cases = []
     with gzip.open(REAL, "rt", encoding="utf-8") as lines:
-        return tuple(_real(json.loads(line)) for line in lines)
-
-
-def _real(record: Mapping[str, Any]) -> Case:
-    schema = record["schema"]
-    draft = draft_of(schema)
-    instances = tuple(Instance(test["data"], test["valid"]) for test in record["tests"])
-    return Case(
-        f"real/{record['group']}/{record['id']}", draft, with_draft(schema, draft), instances
-    )
+        for record in map(json.loads, lines):
+            name, draft = f"real/{record['group']}/{record['id']}", draft_of(record["schema"])
+            tests = tuple((test["data"], test["valid"], "") for test in record["tests"])
+            cases.append(Case(name, draft, with_draft(record["schema"], draft), tests))
+    return tuple(cases)
 
 
 def draft_of(schema: Any) -> str:

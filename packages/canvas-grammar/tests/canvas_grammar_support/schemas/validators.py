@@ -14,8 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -24,45 +23,30 @@ import jsonschema_rs
 from jsonschema import validators
 from referencing import Registry
 
-PYTHON = {
-    "draft4": jsonschema.Draft4Validator,
-    "draft6": jsonschema.Draft6Validator,
-    "draft7": jsonschema.Draft7Validator,
-    "draft2019-09": jsonschema.Draft201909Validator,
-    "draft2020-12": jsonschema.Draft202012Validator,
+VALIDATORS: dict[str, tuple[Any, Any]] = {
+    "draft4": (jsonschema.Draft4Validator, jsonschema_rs.Draft4Validator),
+    "draft6": (jsonschema.Draft6Validator, jsonschema_rs.Draft6Validator),
+    "draft7": (jsonschema.Draft7Validator, jsonschema_rs.Draft7Validator),
+    "draft2019-09": (jsonschema.Draft201909Validator, jsonschema_rs.Draft201909Validator),
+    "draft2020-12": (jsonschema.Draft202012Validator, jsonschema_rs.Draft202012Validator),
 }
-RUST: dict[str, Any] = {
-    "draft4": jsonschema_rs.Draft4Validator,
-    "draft6": jsonschema_rs.Draft6Validator,
-    "draft7": jsonschema_rs.Draft7Validator,
-    "draft2019-09": jsonschema_rs.Draft201909Validator,
-    "draft2020-12": jsonschema_rs.Draft202012Validator,
-}
-Check = Callable[[Any], bool]
 
 
-@dataclass(frozen=True)
 class Judge:
-    """The validators of one schema.
+    """The validators that can read a schema of a draft, a key of `VALIDATORS`."""
 
-    Attributes:
-        checks: by the validator's name. A validator that cannot read the schema is absent.
-    """
-
-    checks: Mapping[str, Check]
-
-    @classmethod
-    def of(cls, schema: Any, draft: str) -> Judge:
-        """For a schema and a draft, a key of `DRAFTS`."""
-        made: dict[str, Check] = {}
-        for name, make in (("jsonschema", _python), ("jsonschema-rs", _rust)):
+    def __init__(self, schema: Any, draft: str) -> None:
+        python, rust = VALIDATORS[draft]
+        self.checks: list[Any] = []
+        evaluated = '"additionalProperties"', '"unevaluatedProperties"'
+        if draft != "draft2019-09" or not all(name in json.dumps(schema) for name in evaluated):
             with contextlib.suppress(Exception):  # of many kinds
-                made[name] = make(schema, draft)
-        return cls(made)
-
-    def verdicts(self, value: Any) -> dict[str, bool | None]:
-        """What each validator says of a value; None where it fails."""
-        return {name: _verdict(check, value) for name, check in self.checks.items()}
+                kind = validators.extend(python, {"multipleOf": _multiple_of})
+                kind.check_schema(schema)
+                made = kind(schema, format_checker=kind.FORMAT_CHECKER, registry=Registry())
+                self.checks.append(made)
+        with contextlib.suppress(Exception):
+            self.checks.append(rust(schema, validate_formats=True, offline=True))
 
     def complaint(self, text: bytes) -> str | None:
         """Why a text is not a valid instance, or None if it is one.
@@ -70,19 +54,22 @@ class Judge:
         Where an object has a name twice, the text is read twice, with the first and the last value.
         """
         try:
-            readings = list(strict_readings(text))
+            readings = list(_strict_readings(text))
         except ValueError as error:
             return f"not JSON: {error}"
         for value in readings:
-            said = self.verdicts(value)
-            if False in said.values():
-                return "invalid for " + " and ".join(n for n, v in said.items() if v is False)
-            if True not in said.values():
+            verdicts = []
+            for check in self.checks:
+                with contextlib.suppress(Exception):
+                    verdicts.append(check.is_valid(value))
+            if not verdicts:
                 return "no validator could read it"
+            if not all(verdicts):
+                return "invalid"
         return None
 
 
-def strict_readings(text: bytes) -> Iterator[Any]:
+def _strict_readings(text: bytes) -> Iterator[Any]:
     """What JSON readers make of a text: one value, or two where an object has a name twice.
 
     Raises:
@@ -120,47 +107,10 @@ def _finite(text: str) -> float:
     return number
 
 
-def _verdict(check: Check, value: Any) -> bool | None:
-    try:
-        return check(value)
-    except Exception:
-        return None
-
-
-class DefectError(Exception):
-    """A validator is known to read a schema in a wrong way."""
-
-
-def _python(schema: Any, draft: str) -> Check:
-    if draft == "draft2019-09" and _beside(schema, "additionalProperties", "unevaluatedProperties"):
-        raise DefectError("additionalProperties beside unevaluatedProperties")
-    kind = validators.extend(PYTHON[draft], {"multipleOf": _multiple_of})
-    kind.check_schema(schema)
-    made = kind(schema, format_checker=kind.FORMAT_CHECKER, registry=Registry())
-    return made.is_valid  # type: ignore[no-any-return]
-
-
 def _multiple_of(
     validator: Any, divisor: Any, value: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    if validator.is_type(value, "number") and (_exact(value) / _exact(divisor)).denominator != 1:
+    # The numbers that the shortest spellings of doubles name.
+    is_number = validator.is_type(value, "number")
+    if is_number and (Fraction(repr(value)) / Fraction(repr(divisor))).denominator != 1:
         yield jsonschema.ValidationError(f"{value!r} is not a multiple of {divisor}")
-
-
-def _exact(number: float) -> Fraction:
-    """The number that the shortest spelling of a double names."""
-    return Fraction(repr(number))
-
-
-def _beside(schema: Any, *names: str) -> bool:
-    """Whether some object in a schema has all these names."""
-    if isinstance(schema, list):
-        return any(_beside(part, *names) for part in schema)
-    if not isinstance(schema, Mapping):
-        return False
-    return set(names) <= set(schema) or any(_beside(part, *names) for part in schema.values())
-
-
-def _rust(schema: Any, draft: str) -> Check:
-    made = RUST[draft](schema, validate_formats=True, offline=True)
-    return made.is_valid
