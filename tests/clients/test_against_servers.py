@@ -117,7 +117,7 @@ def test_lm_eval_s_likelihoods_are_refused(server: Server, tmp_path: Path) -> No
     files, _, completions = block.text.split("\nlm_eval ")
     ended = run(block._replace(text=f"{files}\nlm_eval {completions}"), server, tmp_path)
     assert ended.returncode != 0
-    assert "prompt_logprobs is not supported with diffusion models" in ended.stderr
+    assert "echo with logprobs is not supported with diffusion models" in ended.stderr
 
 
 def requests_of_guidellm(scratch: Path) -> dict[str, Any]:
