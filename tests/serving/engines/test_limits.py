@@ -19,8 +19,11 @@ from tests.support.reference_sdar import random_checkpoint
 pytestmark = pytest.mark.engine
 
 MANY = greedy(1000, ignore_eos=True)
-LONG = oracle.checkpoint("ckpt_a_b32")  # blocks of 32
 APART = AHEAD | dllm(fused_commit="off")
+
+
+def blocks_of_32() -> oracle.Checkpoint:
+    return oracle.checkpoint("ckpt_a_b32")
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +41,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("asked", [128, 150])
 def test_context_is_filled_to_the_last_token(asked: int) -> None:
     """The prompt's tail must not cost the last canvas; a context is rounded to whole blocks."""
-    with engine(LONG.path, 32, max_model_len=asked, async_scheduling=asked == 128) as running:
+    with engine(
+        blocks_of_32().path, 32, max_model_len=asked, async_scheduling=asked == 128
+    ) as running:
         assert running.llm.llm_engine.model_config.max_model_len == 128
         for length in (1, 31, 32, 33, 64, 95, 96, 97, 100, 127):
-            prompt = (LONG.prompts["p100"].tokens * 2)[:length]
+            prompt = (blocks_of_32().prompts["p100"].tokens * 2)[:length]
             tokens, reason = running.generate([prompt], [MANY])[0]
             assert (length + len(tokens), reason) == (128, "length")
         for length in (128, 129):
             with pytest.raises(VLLMValidationError, match=r"maximum .* length"):
-                running.generate([(LONG.prompts["p100"].tokens * 2)[:length]], [greedy(1)])
+                running.generate(
+                    [(blocks_of_32().prompts["p100"].tokens * 2)[:length]], [greedy(1)]
+                )
         running.assert_idle()
 
 
@@ -105,7 +112,7 @@ def test_scheduler_rules(budget: int) -> None:
 
     Behind a canvas that has left, the next one is scheduled if the budget holds both.
     """
-    with engine(LONG.path, 32, max_num_batched_tokens=budget) as running:
+    with engine(blocks_of_32().path, 32, max_num_batched_tokens=budget) as running:
         schedule, seen = running.scheduler.schedule, Counter()
 
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -129,7 +136,7 @@ def test_scheduler_rules(budget: int) -> None:
             return output
 
         running.scheduler.schedule = checked
-        prompts = [p.tokens for p in LONG.prompts.values()]
+        prompts = [p.tokens for p in blocks_of_32().prompts.values()]
         running.generate(prompts, [greedy(40) for _ in prompts])
         assert seen["chunks"] > len(prompts)
         assert seen["canvases"] > len(prompts)
@@ -139,10 +146,10 @@ def test_scheduler_rules(budget: int) -> None:
 
 def test_no_page_moves_between_denoise_steps() -> None:
     """An unfinished block reuses its KV in place: the pool is not even asked."""
-    with engine(LONG.path, 32, block_size=32) as running:
+    with engine(blocks_of_32().path, 32, block_size=32) as running:
         # One token a step, so that a block takes L denoise steps and a commit.
         params = greedy(128, ignore_eos=True, diffusion_threshold=2.0)
-        prompt = {"prompt_token_ids": LONG.prompts["p33"].tokens}
+        prompt = {"prompt_token_ids": blocks_of_32().prompts["p33"].tokens}
         running.llm.llm_engine.add_request("r", prompt, params)
         running.step()
         ((request_id, _),) = running.scheduler.requests.items()
@@ -166,11 +173,11 @@ def test_no_page_moves_between_denoise_steps() -> None:
 
 def test_a_step_in_flight_takes_each_page_once() -> None:
     """The next page is taken early, still once, and none goes back."""
-    with engine(LONG.path, 32, block_size=32, async_scheduling=True) as running:
+    with engine(blocks_of_32().path, 32, block_size=32, async_scheduling=True) as running:
         taken = count_calls(running.block_pool, "get_new_blocks")
         returned = count_calls(running.block_pool, "free_blocks")
         params = greedy(128, ignore_eos=True, diffusion_threshold=2.0)
-        running.generate([LONG.prompts["p33"].tokens], [params])
+        running.generate([blocks_of_32().prompts["p33"].tokens], [params])
         # 161 tokens are 6 pages; one more may have been taken for the step in flight.
         assert 6 <= sum(taken) <= 7
         assert len(returned) == 1

@@ -290,20 +290,22 @@ def test_a_file_of_flags(tmp_path: Path) -> None:
 
 # ---- what start-up changes by itself, for each family
 
-GOLDEN = str(oracle.checkpoint("ckpt_a_b32").path)
+
+def golden() -> str:
+    return str(oracle.checkpoint("ckpt_a_b32").path)
 
 
 def test_what_start_up_sets(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("golden.json", "generation_config.json")
-    unreadable = shutil.copytree(GOLDEN, tmp_path / "m", ignore=ignored)
+    unreadable = shutil.copytree(golden(), tmp_path / "m", ignore=ignored)
     unreadable.chmod(0o755)
     (unreadable / "generation_config.json").write_text("{")
     plain, small, given, canvas, refused, gemma = configured(
         [
-            {"model": GOLDEN, "max_num_seqs": 256},
-            {"model": GOLDEN, "max_num_seqs": 16, "max_num_batched_tokens": 48},
-            {"model": GOLDEN, "block_size": 64, "override_generation_config": {"top_p": 0.9}},
-            {"model": GOLDEN, "diffusion_config": {"canvas_length": 48}},
+            {"model": golden(), "max_num_seqs": 256},
+            {"model": golden(), "max_num_seqs": 16, "max_num_batched_tokens": 48},
+            {"model": golden(), "block_size": 64, "override_generation_config": {"top_p": 0.9}},
+            {"model": golden(), "diffusion_config": {"canvas_length": 48}},
             {"model": str(unreadable)},
             {"model": str(MODELS["DiffusionGemma"])},
         ]
@@ -331,5 +333,5 @@ def test_what_start_up_sets(tmp_path: Path) -> None:
     ],
 )
 def test_refused_variables_of_the_environment(variable: str) -> None:
-    (message,) = configured([{"model": GOLDEN}], dict([variable.split("=")]))
+    (message,) = configured([{"model": golden()}], dict([variable.split("=")]))
     assert variable in message
