@@ -135,7 +135,7 @@ class SubBlocksConfig(AlgorithmConfig):
         1.0, "decide what is surer than this; 1 or more decides one position a step"
     )
     sub_block_length: int = setting(
-        8, "positions that are decided before those behind", least=1, whole=True
+        8, "positions that are decided before later ones", least=1, whole=True
     )
 
 

@@ -255,7 +255,8 @@ class DiffusionModelState(ModelState):
     def remove_request(self, req_id: str) -> None:
         """Free a request's slot, and clean its pages if it may have written NaN or infinities.
 
-        An earlier pipeline stage never learns whether a canvas was sound.
+        An earlier pipeline stage never learns whether a canvas was sound. Another one waits for the
+        device, which may still run a step with a request that was aborted.
         """
         slot = self.slot_of.pop(req_id, None)
         if slot is None:

@@ -110,6 +110,19 @@ class CommonRules(DiffusionScheduler):
     def tokens_to_schedule(self, request: Request, start: int, tokens: int) -> int:
         """How many of a request's next tokens, from position `start` on, to schedule."""
 
+    @staticmethod
+    def _whole_canvas(request: Request, width: int, left: int, tokens: int) -> int:
+        """The tokens of a canvas if the budget holds them all, else 0.
+
+        The end of the context may cut the last canvas to the `left` tokens before it. With a step
+        in flight such a canvas waits: vLLM assumes that the step commits, and if it does not, the
+        canvas has not moved.
+        """
+        if left < width and request.num_output_placeholders:
+            return 0
+        whole = min(width, left)
+        return whole if whole > 0 and tokens >= whole else 0
+
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         """Requests that are aborted, or end with an error, may have written NaN."""
         before = set(self.finished_req_ids)

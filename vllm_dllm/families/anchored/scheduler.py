@@ -18,12 +18,7 @@ class CanvasScheduler(CommonRules):
         if start < request.num_tokens:  # prefill
             return tokens
         width = diffusion_canvas_width(request, self.block_length)
-        left = self.max_model_len - start  # the end of the context may cut the last canvas
-        # vLLM assumes that a step in flight commits. If it does not, the canvas has not moved.
-        if left < width and request.num_output_placeholders:
-            return 0
-        whole = min(width, left)
-        return whole if whole > 0 and tokens >= whole else 0
+        return self._whole_canvas(request, width, self.max_model_len - start, tokens)
 
 
 class VerifiedCanvasScheduler(CanvasScheduler):

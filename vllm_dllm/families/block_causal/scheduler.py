@@ -66,14 +66,8 @@ class BlockDiffusionScheduler(CommonRules):
         return width if fits and tokens >= width else 0
 
     def _canvas_of_blocks(self, request: Request, start: int, tokens: int) -> int:
-        """`_canvas` for canvases of several blocks; the end of the context may cut the last one.
-
-        With a step in flight a cut canvas waits, because it is unknown whether there is one.
-        """
+        """`_canvas` for canvases of several blocks; the end of the context may cut the last one."""
         width, prompt = self.num_spec_tokens, request.num_prompt_tokens
         first = prompt - prompt % self.block_length
         left = self.context_length - (start - (start - first) % width)
-        if left < width and request.num_output_placeholders:
-            return 0
-        whole = min(width, left)
-        return whole if whole > 0 and tokens >= whole else 0
+        return self._whole_canvas(request, width, left, tokens)
