@@ -17,12 +17,13 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.served_route import has_own_backend
 from vllm_dllm.engine.contracts import CommitPolicy
+from vllm_dllm.engine.further_passes import FurtherPasses, PreparedStep, most_passes
+from vllm_dllm.engine.input_ids import read_again, read_canvases
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.sleep import keep_asleep
 from vllm_dllm.engine.slots import CanvasKind, SlotState
-from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.settings.resolution import (
     AUTOMATON,
     GREEDY_EPSILON,
@@ -36,6 +37,7 @@ from vllm_dllm.vllm_seams.runner import allocate_no_grammar_bitmask, report_pree
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.interrupted import InterruptedCanvas
+    from vllm_dllm.engine.replayed_passes import ReplayedPasses
     from vllm_dllm.engine.spoiled_pages import Pages
 
 logger = init_logger("vllm.dllm")
@@ -111,8 +113,20 @@ class DiffusionModelState(ModelState):
             predictions=None if self.embeddings is None else self.embeddings.conditioning,
             prepare=self.prepare,
             has_stages=self.vllm_config.parallel_config.pipeline_parallel_size > 1,
+            further=self._further_passes(sampler.req_states),
         )
         return self.sampler, None
+
+    def _further_passes(self, req_states: Any) -> FurtherPasses | ReplayedPasses | None:
+        """What takes more than one pass in a step, if it may."""
+        most = most_passes(self.vllm_config, self.served, self.slots.device)
+        if most == 1:
+            return None
+        if self.slots.device.type == "cpu":
+            return FurtherPasses(self, req_states, most)
+        from vllm_dllm.engine.replayed_passes import ReplayedPasses
+
+        return ReplayedPasses(self, req_states, most)
 
     def prepare(self) -> None:
         """Prepare for requests while vLLM measures how much memory a step uses."""
@@ -311,45 +325,9 @@ class DiffusionModelState(ModelState):
         batch = AttentionBatch(input_batch, full, block_tables, common)
         # A captured graph must be valid for any length; otherwise the host knows an upper bound.
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
-        return self.attention.metadata(batch)
-
-
-def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
-    """Write the canvases of a step (vLLM's draft tokens, int ``[slots, L]``) into the input.
-
-    vLLM has done so except for canvases that end with the prompt, see `SlotState.enter`: it takes
-    their tokens for prompt tokens, which it writes into the input of prefills only.
-    """
-    drafts = input_batch.num_draft_tokens_per_req
-    if not input_batch.num_draft_tokens:
-        return
-    slots = input_batch.idx_mapping[: len(drafts)]
-    if not drafts.all():
-        slots = slots[to_device(np.flatnonzero(drafts), slots.device)]
-    ids = input_batch.input_ids
-    ids[input_batch.logits_indices] = canvases[slots].flatten().to(ids.dtype)
-
-
-def read_again(input_batch: Any, history: torch.Tensor) -> None:
-    """Write the tokens of the blocks whose commit shares this pass into the input.
-
-    The worker stays at the start of a canvas that has left without a commit. vLLM's scheduler then
-    sees L uncomputed tokens, as in a prompt, followed by the next canvas as draft tokens, so it
-    grants 2 L tokens for one step. vLLM writes only prompt tokens and draft tokens into the input,
-    and the first L are neither. `history` has every token of the requests, int ``[slots, ...]``.
-    """
-    if input_batch.num_draft_tokens == input_batch.num_tokens:  # nothing but canvases
-        return
-    drafts = input_batch.num_draft_tokens_per_req
-    before = input_batch.num_scheduled_tokens - (0 if drafts is None else drafts)
-    is_prompt = input_batch.num_computed_prefill_tokens_np < input_batch.prefill_len_np
-    rows = np.flatnonzero((before > 0) & ~is_prompt)
-    if not len(rows):
-        return
-    count = before[rows]
-    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
-    both: np.ndarray = np.stack([np.repeat(rows, count), token])
-    row, at = to_device(both, history.device)
-    slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
-    input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)
+        metadata = self.attention.metadata(batch)
+        if not for_capture:
+            self.prepared = PreparedStep(
+                input_batch, block_tables, slot_mappings, attn_groups, kv_cache_config, metadata
+            )
+        return metadata

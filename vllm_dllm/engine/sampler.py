@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,6 +42,10 @@ from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
 
+if TYPE_CHECKING:
+    from vllm_dllm.engine.further_passes import FurtherPasses
+    from vllm_dllm.engine.replayed_passes import ReplayedPasses
+
 
 class DiffusionSampler:
     """Replaces vLLM's ``Sampler``; it has the attributes and methods that vLLM's runner uses."""
@@ -58,12 +62,14 @@ class DiffusionSampler:
         predictions: Any = None,
         prepare: Callable[[], None] = lambda: None,
         has_stages: bool = False,
+        further: FurtherPasses | ReplayedPasses | None = None,
     ) -> None:
         """Make a sampler.
 
         `predictions` stores a self-conditioned model's last prediction of each canvas, `prepare` is
-        called with the dummy batch with which vLLM measures memory, and with `has_stages` vLLM
-        sends the tokens that leave to earlier pipeline stages.
+        called with the dummy batch with which vLLM measures memory, with `has_stages` vLLM sends
+        the tokens that leave to earlier pipeline stages, and `further` takes more than one pass in
+        a step.
         """
         self.req_states = req_states
         self.slots = slots
@@ -73,6 +79,7 @@ class DiffusionSampler:
         self.predictions = predictions
         self.prepare = prepare
         self.has_stages = has_stages
+        self.further = further
         slots.history = req_states.all_token_ids.gpu
         # The paths of canvases without constraints, for compiled functions: of every slot, and by
         # number of canvases.
@@ -116,6 +123,8 @@ class DiffusionSampler:
         first = state.tail[slot] if batch.observers else None
         if self.parts.window is None and input_batch.num_draft_tokens == rows * state.length:
             output = self.update(hidden_states, batch, state.length)
+            if self.further is not None:
+                output = self.further.take(batch, output)
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
         if first is not None:
@@ -203,9 +212,17 @@ class DiffusionSampler:
         self.req_states.draft_tokens.index_copy_(0, slot, tokens)
 
     def update(
-        self, hidden_states: torch.Tensor, batch: Batch, width: torch.Tensor | int
+        self,
+        hidden_states: torch.Tensor,
+        batch: Batch,
+        width: torch.Tensor | int,
+        stopped: torch.Tensor | None = None,
     ) -> SamplerOutput:
-        """Update the canvases of a batch, of this `_width`; the output has a row for each."""
+        """Update the canvases of a batch, of this `_width`; the output has a row for each.
+
+        Where `stopped` (bool ``[n]``) is true, the slot has begun a canvas in this step, or its
+        request has failed, and it does not change.
+        """
         state, slot, present = self.slots, batch.slots, None
         if not isinstance(width, int):
             present = state.position < width[:, None]
@@ -217,6 +234,8 @@ class DiffusionSampler:
         readings = self.readout.read(hidden_states, plan)
         hidden = hidden_states.view(len(slot), state.length, -1)
         paths = None if plan.constraint is None else plan.constraint.followed()
+        if stopped is not None:
+            paths = replace(self._paths_of_all(plan, paths), waits=stopped)
         # A batch without a soft embedding would need a compiled function of its own.
         if not plan.compile or (self.predictions is not None and not plan.may_go_on):
             output, leaves, out = self.finish(plan, readings, hidden, present, paths)

@@ -20,7 +20,7 @@ from vllm.v1.request import Request
 
 from vllm_dllm.families.registry import family_of
 from vllm_dllm.settings.resolution import ResolvedRequest
-from vllm_dllm.vllm_seams.channels import Failure, PassFlags, decode_passes, put_counts
+from vllm_dllm.vllm_seams.channels import EARLIER, Failure, PassFlags, decode_passes, put_counts
 
 if TYPE_CHECKING:
     from vllm_dllm.tracing.recorder import Recorder
@@ -173,12 +173,14 @@ class CommonRules(DiffusionScheduler):
         return outputs
 
     def make_spec_decoding_stats(
-        self, *args: Any, num_accepted_tokens: int, request_id: str, **kwargs: Any
+        self, stats: Any, *, num_accepted_tokens: int, request_id: str, **kwargs: Any
     ) -> Any:
-        """Count a pass over a canvas, for which vLLM calls this once."""
+        """Count the passes over a canvas in a step, for which vLLM calls this once."""
         algorithm = self.algorithm_of[request_id]
         # In a pass that failed, the algorithm did run.
         flags = self.flags.get(request_id, 0)
+        earlier = flags >> EARLIER
+        self.counts[algorithm, "denoising_steps"] += earlier
         if flags & PassFlags.COMMITTED:
             self.counts[algorithm, "commit_passes"] += 1
         elif flags & PassFlags.WAITED:
@@ -188,9 +190,11 @@ class CommonRules(DiffusionScheduler):
         if flags & PassFlags.LEFT:
             self.counts[algorithm, "blocks"] += 1
         self.counts[algorithm, "committed_tokens"] += num_accepted_tokens
-        return super().make_spec_decoding_stats(
-            *args, num_accepted_tokens=num_accepted_tokens, request_id=request_id, **kwargs
-        )
+        for accepted in (*[0] * earlier, num_accepted_tokens):
+            stats = super().make_spec_decoding_stats(
+                stats, num_accepted_tokens=accepted, request_id=request_id, **kwargs
+            )
+        return stats
 
     def _update_request_with_output(
         self, request: Request, *args: Any, **kwargs: Any

@@ -110,6 +110,9 @@ class DllmSettings:
     # With ``on`` a finished block leaves at once, and its keys and values are written in passes
     # that denoise the next one. ``auto`` does so where it costs next to nothing.
     fused_commit: str = _setting("auto", ("auto", "on", "off"))
+    # The most forward passes that a step of vLLM takes over its canvases. None (``auto``) means as
+    # many as pay, see `engine.further_passes`.
+    passes_per_step: int | None = _setting(None, Range(least=1, most=64, whole=True))
     # How a canvas sees sliding-window layers (DiffusionGemma).
     window: str = _setting("symmetric", ("symmetric", "reference"))
     # What computes row statistics: PyTorch's operators, this package's Triton kernels, or
@@ -139,6 +142,8 @@ class DllmSettings:
         given: object = self.fused_commit
         words = (word for value, word in UNQUOTED if given is value)
         object.__setattr__(self, "fused_commit", next(words, given))
+        passes: object = self.passes_per_step
+        object.__setattr__(self, "passes_per_step", None if passes == "auto" else passes)
         name: object = self.algorithm
         if name is not None and (not isinstance(name, str) or not name):
             raise SettingsError(

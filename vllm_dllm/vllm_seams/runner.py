@@ -19,7 +19,8 @@ def report_preemptions() -> None:
     """Make vLLM's runner report to one of our model states which requests it preempts.
 
     The runner calls ``remove_request`` for preempted and finished requests alike. So before those
-    calls it now calls ``preempt_requests(scheduler_output)`` of a model state that has it.
+    calls it now calls ``preempt_requests(scheduler_output)`` of a model state that has it. It also
+    hands over its CUDA graphs, which it makes after the model state.
     """
     runner = sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner
     wrap(runner, "finish_requests", _name_preempted_requests)
@@ -30,6 +31,7 @@ def _name_preempted_requests(
 ) -> None:
     preempt = getattr(self.model_state, "preempt_requests", None)
     if preempt is not None:
+        self.model_state.graphs = self.cudagraph_manager
         preempt(scheduler_output)
     original(self, scheduler_output)
 

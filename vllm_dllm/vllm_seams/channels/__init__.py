@@ -38,6 +38,10 @@ class PassFlags(IntFlag):
     LEFT = 8  # the canvas has left, and the next one begins
 
 
+# The number of passes over the canvas before this one, in the same step, has the bits above those.
+EARLIER = len(PassFlags)
+
+
 class Failure(IntEnum):
     """Why a request ends with an error."""
 
@@ -54,6 +58,11 @@ def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tenso
     `sound` canvases (bool ``[n]``) have minus their `PassFlags`, and the others their `Failure`.
     """
     return torch.where(sound, -flags, failure).int()
+
+
+def with_earlier_passes(numbers: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+    """`encode_passes` of canvases that had `earlier` passes in this step, int32 ``[n]`` all."""
+    return torch.where(numbers <= 0, numbers - (earlier << EARLIER), numbers)
 
 
 def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
