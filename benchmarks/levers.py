@@ -36,9 +36,7 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tiny-llada2": {
         "default: LowConfidence 0.95": DEFAULT,
         "one position a pass": request(threshold=1.0),
-        "LowConfidence 0.7": request(threshold=0.7),
         "LowConfidence 0.5": request(threshold=0.5),
-        "FrechetProfile 0.9": request(algorithm="FrechetProfile"),
         "FrechetProfile 0.5": request(algorithm="FrechetProfile", threshold=0.5),
         "threshold under load, 0.95 to 0.5 at 16": {
             "server": {"threshold_under_load": {"from": 0.95, "to": 0.5, "at_requests": 16}}
@@ -47,21 +45,16 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "tiny-llada2-blocks": {
         "default: LowConfidence 0.95": DEFAULT,
         "LowConfidence 0.9": request(threshold=0.9),
-        "2 blocks": {"server": {"blocks": 2}},
         "4 blocks": {"server": {"blocks": 4}},
-        "4 blocks, LowConfidence 0.9": {"server": {"blocks": 4}, **request(threshold=0.9)},
         "4 blocks, open at 0": {"server": {"blocks": 4, "blocks_open_at": 0}},
     },
     "tiny-sdar": {
         "default: LowConfidenceDynamic 0.9": DEFAULT,
         "LowConfidenceDynamic 0.7": request(threshold=0.7),
-        "FrechetProfile 0.7": request(algorithm="FrechetProfile", threshold=0.7),
         "4 blocks": {"server": {"blocks": 4}},
-        "8 blocks": {"server": {"blocks": 8}},
     },
     "tiny-diffusiongemma": {
         "default: EntropyBound 0.1": DEFAULT,
-        "EntropyBound 0.3": request(entropy_bound=0.3),
         "EntropyBound 1.0": request(entropy_bound=1.0),
         "at most 8 steps": request(max_steps=8),
     },

@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/serve.py --concurrency 1 4 16 64 --json out.json
     .venv/bin/python benchmarks/serve.py --systems llada2 causal
+    .venv/bin/python benchmarks/serve.py --systems llada2 llada2-one-pass --rates 12 22
 
 Each system is a real server on loopback that vLLM's own benchmark drives. vLLM compiles the models
 unless ``--eager`` is given. All servers are up at the same time and take turns, so that a slow
@@ -9,14 +10,17 @@ minute of the machine slows all of them; figures are medians of the turns. The s
 
     llada2          this package, tiny-llada2
     causal          vLLM's autoregressive serving of its weights: what a user would pick instead
+    sdar            this package, tiny-sdar
     gemma           this package, tiny-diffusiongemma, with 8 denoise steps for every canvas
+    ...-one-pass    the same with one pass in each step of vLLM
     gemma-native    vLLM's own class for the same
     gemma-native-8  that class with 8 requests in a step, the most that it takes unless asked
                     otherwise; the others may take 64
 
 The prompts are held-out problems of `examples/tiny/tasks.py`, with 64 output tokens for each. All
 systems generate the same number of tokens. The causal one generates nonsense, because its weights
-were trained with bidirectional attention; only its speed matters.
+were trained with bidirectional attention; only its speed matters. With ``--rates`` requests arrive
+at random, so many a second on average, instead of keeping a number in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import with_equal_steps, write  # noqa: E402
 from examples.tiny.tasks import TASKS, problems  # noqa: E402
-from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2  # noqa: E402
+from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_LLADA2, TINY_SDAR  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 OUTPUT = 64  # tokens
@@ -46,6 +50,7 @@ OUTPUT = 64  # tokens
 FIGURES = {
     "output_throughput": "tokens/s",
     "median_ttft_ms": "first tokens, median ms",
+    "p99_ttft_ms": "first tokens, 99th percentile ms",
     "mean_tpot_ms": "per token, mean ms",
     "median_e2el_ms": "request, median ms",
     "p99_e2el_ms": "request, 99th percentile ms",
@@ -77,23 +82,36 @@ GEMMA = TINY_GEMMA
 NATIVE = System(GEMMA, TEXT_ONLY_FLAGS, {"VLLM_DLLM_NATIVE": "1"}, steps=8)
 SYSTEMS = {
     "llada2": System(TINY_LLADA2),
-    "causal": System(TINY_LLADA2, CAUSAL),
+    "sdar": System(TINY_SDAR),
     "gemma": System(GEMMA, TEXT_ONLY_FLAGS, steps=8),
+    "causal": System(TINY_LLADA2, CAUSAL),
     "gemma-native": NATIVE,
     "gemma-native-8": replace(NATIVE, at_once=8),
 }
+ONE_PASS = ("--additional-config", '{"dllm": {"passes_per_step": 1}}')
+SYSTEMS |= {
+    f"{name}-one-pass": replace(SYSTEMS[name], flags=(*SYSTEMS[name].flags, *ONE_PASS))
+    for name in ("llada2", "sdar", "gemma")
+}
+TABLE = ("llada2", "causal", "gemma", "gemma-native", "gemma-native-8")  # of docs/performance.md
 
 
-def bench(server: Server, system: System, concurrency: int, prompts: Path) -> dict[str, Any]:
-    """One run of ``vllm bench serve`` over all prompts; its result file as a mapping."""
+def bench(
+    server: Server, system: System, load: float, prompts: Path, arrive: bool
+) -> dict[str, Any]:
+    """One run of ``vllm bench serve`` over all prompts; its result file as a mapping.
+
+    `load` is how many requests are in flight, or with `arrive` how many arrive in a second.
+    """
     vllm, scratch = str(Path(sys.executable).with_name("vllm")), prompts.parent
     command = [
         *(vllm, "bench", "serve", "--backend", "openai", "--base-url", server.url),
         *("--endpoint", "/v1/completions", "--model", "m", "--tokenizer", str(system.model)),
         *("--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template"),
         *("--custom-output-len", str(OUTPUT), "--num-prompts", str(lines_of(prompts))),
-        *("--max-concurrency", str(concurrency), "--ignore-eos", "--disable-shuffle"),
-        *("--num-warmups", str(min(concurrency, 4)), "--disable-tqdm", "--seed", "0"),
+        *("--request-rate" if arrive else "--max-concurrency", str(load)),
+        *("--ignore-eos", "--disable-shuffle"),
+        *("--num-warmups", str(int(min(load, 4))), "--disable-tqdm", "--seed", "0"),
         *("--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "99"),
         *("--save-result", "--result-dir", str(scratch), "--result-filename", "result.json"),
     ]
@@ -127,17 +145,18 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         }
         start(list(servers.values()), stack)
         results: dict[str, dict[str, Any]] = {name: {} for name in servers}
-        for concurrency in args.concurrency:
+        for load in args.rates or args.concurrency:
             prompts = scratch / "prompts.jsonl"
-            write_prompts(prompts, max(args.least, args.rounds * concurrency))
+            write_prompts(prompts, max(args.least, int(args.rounds * load)))
             turns: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
             for _ in range(args.turns):
                 for name, server in servers.items():
-                    turns[name].append(bench(server, systems[name], concurrency, prompts))
-                    speed = turns[name][-1]["output_throughput"]
-                    print(f"{name}: {speed:.0f} tokens/s at {concurrency}", file=sys.stderr)
+                    figures = bench(server, systems[name], load, prompts, bool(args.rates))
+                    turns[name].append(figures)
+                    speed = figures["output_throughput"]
+                    print(f"{name}: {speed:.0f} tokens/s at {load}", file=sys.stderr)
             for name, samples in turns.items():
-                results[name][str(concurrency)] = median_of(samples)
+                results[name][str(load)] = median_of(samples)
     return results
 
 
@@ -181,8 +200,9 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument("--systems", nargs="+", default=TABLE, choices=SYSTEMS)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--rates", type=float, nargs="+", help="requests a second, at random")
     parser.add_argument("--least", type=int, default=24, help="requests of a run, at least")
     parser.add_argument("--rounds", type=int, default=3, help="requests for each at a time")
     parser.add_argument("--turns", type=int, default=3, help="runs of each system")

@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Pure: no vLLM below this line and above the next comment.
     "vllm_dllm.settings": {"vllm_dllm.decoding"},
     "vllm_dllm.settings.server": set(),
-    "vllm_dllm.ops": {"torch", "triton"},
+    # Both draw the same noise in their kernels.
+    "vllm_dllm.ops": {"torch", "triton", "canvas_grammar.decoding.noise_triton"},
     "vllm_dllm.decoding": {"torch", "vllm_dllm.ops"},
     # What happened in the steps of an answer.
     "vllm_dllm.tracing": {"numpy", "vllm_dllm.settings", "vllm_dllm.vllm_seams.channels"},

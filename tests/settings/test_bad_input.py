@@ -161,6 +161,7 @@ def own_options(kind: str) -> dict[str, Callable[[Any], bool]]:
         "algorithm": lambda v: v is None or (isinstance(v, str) and v in ALGORITHMS[kind]),
         "max_steps": lambda v: v is None or STEP.takes(v),
         "request_step_limit": lambda v: v is None or STEP.takes(v),
+        "passes_per_step": lambda v: v is None or v == "auto" or BLOCKS.takes(v),
         "eos_early_stop": lambda v: v is None or flag(v),
         "skip_last_commit": flag,
         "fused_commit": lambda v: v is None or flag(v) or v in ("auto", "on", "off"),

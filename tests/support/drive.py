@@ -56,7 +56,10 @@ class Family:
     budget: int = 32
 
     def start(self, **options: Any) -> contextlib.AbstractContextManager[Engine]:
-        return engine(self.path, self.length, **({"block_size": PAGE} | self.engine | options))
+        """An engine with one pass in a step, so that steps meet every phase."""
+        given = {"block_size": PAGE} | self.engine | options
+        dllm = {"passes_per_step": 1} | given.pop("additional_config", {}).get("dllm", {})
+        return engine(self.path, self.length, additional_config={"dllm": dllm}, **given)
 
     def tail(self, prompt: Sequence[int]) -> int:
         return len(prompt) % self.length if self.aligned else 0

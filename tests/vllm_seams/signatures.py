@@ -54,6 +54,9 @@ USED = (
     "vllm.v1.core.kv_cache_manager:KVCacheManager.cache_blocks",
     f"{_LOGGER}._counter_cls",
     f"{_LOGGER}.per_engine_labelvalues",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.cudagraph_manager",
+    "vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.dispatch",
+    "vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.run_fullgraph",
     "vllm.config.lora:LoRAConfig.target_modules",
     "vllm.lora.model_manager:LoRAModelManager.packed_modules",
 )

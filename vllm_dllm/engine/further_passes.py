@@ -1,10 +1,8 @@
 """Further passes over the canvases of a step, which to vLLM are one step.
 
 Between two passes over a canvas nothing changes that vLLM plans a step for: positions, pages and
-lengths stay, and only the tokens are others. So after the update of a step the model runs again
-over the canvases that go on, without vLLM's work around a pass. A canvas that has left, that waits
-or that has failed is not read again in this step. What it reports is the outcome of its last pass,
-and how many passes came before that one.
+lengths stay, and only the tokens are others. So after the update of a step the model runs again,
+without vLLM's work around a pass, until a canvas leaves, waits or fails.
 """
 
 from __future__ import annotations
@@ -29,22 +27,25 @@ from vllm_dllm.vllm_seams.channels import with_earlier_passes
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
 
-# The most passes of a step, unless `DllmSettings.passes_per_step` says otherwise. With one request
-# they save a quarter of the time, and a new request waits until a step ends.
+# The most passes of a step, unless `DllmSettings.passes_per_step` says otherwise: a new request
+# waits until a step ends.
 MOST_PASSES = 16
-# A step ends when less of its canvases go on, because the others wait for its end.
-LEAST_SHARE = 0.8
+
+
+def replays(vllm_config: VllmConfig) -> bool:
+    """Whether CUDA graphs replay whole passes."""
+    return bool(vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs())
 
 
 def most_passes(vllm_config: VllmConfig, served: Served, device: torch.device) -> int:
     """The most passes of a step, which is 1 where a pass must be a step of its own.
 
-    On a GPU it is 1 as well, unless the setting says otherwise.
+    It is 1 on a GPU as well, unless the setting says otherwise. Raises `SettingsError`.
     """
-    parallel, on_cpu = vllm_config.parallel_config, device.type == "cpu"
-    full_graphs = vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+    parallel = vllm_config.parallel_config
+    reads_at_once = device.type == "cpu" and not replays(vllm_config)
     obstacles = {
-        "no CUDA graph replays whole passes": not on_cpu and not full_graphs,
+        "no CUDA graph replays whole passes": not (reads_at_once or replays(vllm_config)),
         "all canvases of a batch leave together": served.settings.execution == "sync",
         "a pass reads two blocks": served.two_blocks,
         "there are pipeline stages": parallel.pipeline_parallel_size > 1,
@@ -55,7 +56,7 @@ def most_passes(vllm_config: VllmConfig, served: Served, device: torch.device) -
     asked = served.settings.passes_per_step
     obstacle = next((reason for reason, holds in obstacles.items() if holds), None)
     if obstacle is None:
-        return asked or (MOST_PASSES if on_cpu else 1)
+        return asked or (MOST_PASSES if reads_at_once else 1)
     if asked is not None and asked > 1:
         raise SettingsError(f"dllm.passes_per_step={asked}: impossible, because {obstacle}")
     return 1
@@ -63,52 +64,39 @@ def most_passes(vllm_config: VllmConfig, served: Served, device: torch.device) -
 
 @dataclass(frozen=True)
 class PreparedStep:
-    """What vLLM has prepared for a step, and the metadata that a model state has made of it.
-
-    The fields are the arguments of ``ModelState.prepare_attn``.
-    """
+    """The arguments of ``ModelState.prepare_attn`` in a step, and the metadata that it returned."""
 
     input_batch: Any
     block_tables: tuple[torch.Tensor, ...]  # [requests, pages] for each KV cache group
     slot_mappings: torch.Tensor  # [KV cache groups, tokens]
     attn_groups: Any
     kv_cache_config: Any
-    metadata: dict[str, Any]  # of attention, by layer name
+    metadata: dict[str, Any]
 
-    def canvases(self, rows: np.ndarray, length: int) -> PreparedStep:
-        """The canvases of some rows of the batch, `length` positions each, without metadata."""
-        step, count = self.input_batch, len(rows)
-        index = torch.from_numpy(rows)
-        token = step.logits_indices.view(-1, length)[index].flatten()
-        first: np.ndarray = np.arange(count + 1, dtype=np.int32) * length
-        each: np.ndarray = np.full(count, length, dtype=np.int32)
-        start = torch.from_numpy(first)
+    def again(self, state: DiffusionModelState, mode: CUDAGraphMode) -> PreparedStep:
+        """The same, with metadata for the present phases of the canvases."""
+        given = self.input_batch, mode, self.block_tables, self.slot_mappings
+        state.prepare_attn(*given, self.attn_groups, self.kv_cache_config)
+        return state.prepared
+
+    def canvases(self, length: int) -> PreparedStep:
+        """Leave out the blocks that the step reads before the canvases; without metadata."""
+        step = self.input_batch
+        token, count = step.logits_indices, step.num_reqs
+        start: np.ndarray = np.arange(count + 1, dtype=np.int32) * length
         batch = replace(
             step,
-            req_ids=[step.req_ids[row] for row in rows],
-            num_reqs=count,
-            num_reqs_after_padding=count,
-            idx_mapping=step.idx_mapping[index],
-            idx_mapping_np=step.idx_mapping_np[rows],
-            num_scheduled_tokens=each,
+            num_scheduled_tokens=np.full(count, length, dtype=np.int32),
             num_tokens=len(token),
             num_tokens_after_padding=len(token),
-            num_draft_tokens=len(token),
-            num_draft_tokens_per_req=each,
-            query_start_loc=start,
-            query_start_loc_np=first,
-            seq_lens=step.seq_lens[index],
-            seq_lens_cpu_upper_bound=step.seq_lens_cpu_upper_bound[index],
+            query_start_loc=torch.from_numpy(start),
+            query_start_loc_np=start,
             input_ids=step.input_ids[token],
             positions=step.positions[token],
             is_padding=step.is_padding[token],
             logits_indices=torch.arange(len(token)),
-            cu_num_logits=start,
-            cu_num_logits_np=first,
         )
-        tables = tuple(table[index] for table in self.block_tables)
-        mappings = self.slot_mappings[:, token]
-        return replace(self, input_batch=batch, block_tables=tables, slot_mappings=mappings)
+        return replace(self, input_batch=batch, slot_mappings=self.slot_mappings[:, token])
 
 
 class FurtherPasses:
@@ -120,66 +108,39 @@ class FurtherPasses:
         self.req_states = req_states
         self.most = most
 
-    def another(self, passes: int, canvases: int, of: int) -> bool:
-        """Whether `passes` are followed by one over `canvases` of the step's canvases."""
-        return passes < self.most and canvases > 0 and canvases >= LEAST_SHARE * of
+    def follows(self, passes: int) -> bool:
+        """Whether another pass follows so many, if all canvases go on."""
+        return passes < self.most
 
     def take(self, batch: Batch, output: SamplerOutput) -> SamplerOutput:
-        """Take the passes after the first one of a step, and return what its canvases report.
+        """Take the passes after the first one of a step, and return the outcome of the last one.
 
         `batch` has the requests of the step, each with a whole canvas, and `output` is the outcome
         of the first pass.
         """
-        sampler, slots = self.state.sampler, self.state.slots
-        assert sampler is not None
-        # What a pass has done is wanted before the next one.
-        single = (slots.records | slots.may_stream)[batch.on_host]
-        step = now = self.state.prepared
-        rows: np.ndarray = np.arange(len(batch.slots))
-        earlier: np.ndarray = np.zeros(len(rows), dtype=np.int32)
-        outcome, passes = output, 1
-        while True:
-            going = np.flatnonzero((outcome.num_nans.numpy() == 0) & ~single[rows])
-            if not self.another(passes, len(going), len(earlier)):
-                break
-            if len(going) < len(rows) or now.input_batch.num_tokens > len(rows) * slots.length:
-                rows = rows[going]
-                now = self._prepared(step.canvases(rows, slots.length))
-                batch = sampler.canvas_update.batch(
-                    now.input_batch.idx_mapping, now.input_batch.idx_mapping_np
-                )
-            elif not self.state.policy.in_place:
-                now = self._prepared(now)
-            outcome = sampler.update(self._read(now), batch, slots.length)
-            output = _with_rows(output, rows, outcome)
-            earlier[rows] = passes
+        if batch.flags["records"] or batch.flags["may_stream"]:
+            return output  # what a pass has done is wanted before the next one
+        state, length = self.state, self.state.slots.length
+        step, passes = state.prepared, 1
+        assert state.sampler is not None
+        while self.follows(passes) and not output.num_nans.any():
+            if step.input_batch.num_tokens > len(batch.slots) * length:
+                step = step.canvases(length).again(state, CUDAGraphMode.NONE)
+            elif not state.policy.in_place:
+                step = step.again(state, CUDAGraphMode.NONE)
+            output = state.sampler.update(self._read(step), batch, length)
             passes += 1
         if passes > 1:
-            output.num_nans = with_earlier_passes(output.num_nans, torch.from_numpy(earlier))
+            output.num_nans = with_earlier_passes(output.num_nans, passes - 1)
         return output
-
-    def _prepared(self, step: PreparedStep) -> PreparedStep:
-        """Make the metadata of a step, which depend on the phases of its canvases."""
-        self.state.prepare_attn(
-            step.input_batch,
-            CUDAGraphMode.NONE,
-            step.block_tables,
-            step.slot_mappings,
-            step.attn_groups,
-            step.kv_cache_config,
-        )
-        return self.state.prepared
 
     def _read(self, step: PreparedStep) -> torch.Tensor:
         """Read the canvases as they are now: hidden states ``[canvas positions, hidden]``."""
         state, batch = self.state, step.input_batch
         read_canvases(batch, self.req_states.draft_tokens)
-        inputs = {
-            "input_ids": batch.input_ids,
-            "positions": batch.positions,
-            "inputs_embeds": None,
-            "intermediate_tensors": None,
-        } | state.prepare_inputs(batch, self.req_states)
+        inputs = dict.fromkeys(("inputs_embeds", "intermediate_tensors"))
+        inputs |= {"input_ids": batch.input_ids, "positions": batch.positions}
+        inputs |= state.prepare_inputs(batch, self.req_states)
         with set_forward_context(
             step.metadata,
             state.vllm_config,
@@ -190,13 +151,3 @@ class FurtherPasses:
             hidden = state.model(**inputs)
         read: torch.Tensor = state.model.compute_logits(hidden[batch.logits_indices])
         return read
-
-
-def _with_rows(output: SamplerOutput, rows: np.ndarray, new: SamplerOutput) -> SamplerOutput:
-    """The output of a step in which `rows` are those of `new`."""
-    if len(rows) == len(output.num_nans):
-        return new
-    index = torch.from_numpy(rows)
-    for name in ("sampled_token_ids", "num_nans", "num_sampled", "num_rejected"):
-        getattr(output, name).index_copy_(0, index, getattr(new, name))
-    return output

@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm_dllm.attention.metadata import AttentionBatch, AttentionRule
 from vllm_dllm.attention.served_route import has_own_backend
 from vllm_dllm.engine.contracts import CommitPolicy
-from vllm_dllm.engine.further_passes import FurtherPasses, PreparedStep, most_passes
+from vllm_dllm.engine.further_passes import FurtherPasses, PreparedStep, most_passes, replays
 from vllm_dllm.engine.input_ids import read_again, read_canvases
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout import compiles, make_readout
@@ -94,6 +94,7 @@ class DiffusionModelState(ModelState):
         # Canvases of preempted requests that stream, by request id, until the requests come back.
         self.interrupted: dict[str, InterruptedCanvas] = {}
         self.unclean: set[str] = set()
+        self.graphs: Any = None  # the runner's CUDA graphs, see `report_preemptions`
         report_preemptions()
         allocate_no_grammar_bitmask()
         self.sampler: DiffusionSampler | None = None
@@ -122,7 +123,7 @@ class DiffusionModelState(ModelState):
         most = most_passes(self.vllm_config, self.served, self.slots.device)
         if most == 1:
             return None
-        if self.slots.device.type == "cpu":
+        if not replays(self.vllm_config):
             return FurtherPasses(self, req_states, most)
         from vllm_dllm.engine.replayed_passes import ReplayedPasses
 

@@ -68,14 +68,7 @@ class ReplayedPasses:
         stored = step.slot_mappings[:, : batch.num_tokens].unflatten(1, (batch.num_reqs, -1))
         stored.masked_fill_(stopped[:, None], PAD_SLOT_ID)
         if not state.policy.in_place:  # attention depends on the phases of canvases
-            state.prepare_attn(
-                batch,
-                CUDAGraphMode.FULL,
-                step.block_tables,
-                step.slot_mappings,
-                step.attn_groups,
-                step.kv_cache_config,
-            )
+            step.again(state, CUDAGraphMode.FULL)
         read_canvases(batch, self.req_states.draft_tokens)
         state.prepare_inputs(batch, self.req_states)
         hidden = state.graphs.run_fullgraph(graph)

@@ -35,8 +35,6 @@ from vllm_dllm.vllm_seams.channels import PassFlags
 
 # So few logits take a CPU less time than the choice of rows.
 FEW_LOGITS = 1 << 16
-# How many batches are kept: those of the passes of a step.
-MOST_KEPT = 8
 
 # A tensor ``[n, ...]``, a record of such tensors that has `take`, or None.
 OfCanvases = TypeVar("OfCanvases")
@@ -54,20 +52,18 @@ class CanvasUpdate:
         self.compiled_algorithm: str | None = None
         self.compiles_ahead = False
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._batches: dict[tuple[bytes, bytes], Batch] = {}
+        self._batch: tuple[Any, Batch] | None = None
 
     def batch(self, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
-        """These requests as a batch: the same as before, if nothing has changed since.
+        """These requests as a batch: that of the last call, if nothing has changed since.
 
         `slots` are integers ``[n or more]``, and `on_host` the first n as a numpy array.
         """
         key = on_host.tobytes(), self.slots.on_host[on_host].tobytes()
-        if key not in self._batches:
-            if len(self._batches) == MOST_KEPT:
-                del self._batches[next(iter(self._batches))]
+        if self._batch is None or self._batch[0] != key:
             # Copies, because vLLM may write the next batch to the same memory; its slots are int32.
-            self._batches[key] = self._as_batch(slots[: len(on_host)].long(), on_host.copy())
-        return self._batches[key]
+            self._batch = key, self._as_batch(slots[: len(on_host)].long(), on_host.copy())
+        return self._batch[1]
 
     def _as_batch(self, slots: torch.Tensor, on_host: np.ndarray) -> Batch:
         """Group the canvases by algorithm, and ask the algorithms what they need."""

@@ -42,8 +42,9 @@ EVERYTHING: dict[str, Any] = {
 CONSTRAINED = {"constrained": True}
 # Cases of SDAR, whose readout is that of LLaDA2 over shorter blocks.
 OF_SDAR = ("greedy", "drawn", "top_k and top_p", "min_p", "constrained", "constrained, drawn")
-# What shares a batch with the canvases, or their shapes.
+# What shares a batch with the canvases, their shapes, or how often a step reads them.
 BESIDE: dict[str, dict[str, int]] = {
+    "3 passes": {"passes": 3},
     "beside 3 prefills": {"prefills": 3},
     "a narrow canvas": {"narrow": 7},
 }

@@ -276,7 +276,8 @@ def test_others_in_the_batch_do_not_notice(running: Engine) -> None:
 def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails for an `.item()`, a boolean index or a `nonzero` between forward and output.
 
-    On a CPU a step reads which rows are masked; here it takes all, like a GPU.
+    On a CPU a step reads which rows are masked, and whether canvases go on; here it takes all rows,
+    and one pass, like a GPU.
     """
 
     def drawn(_: Any, rows: Any, likeliest: Any, __: Any) -> FreeTokens:
@@ -287,6 +288,7 @@ def test_a_step_reads_nothing_back(running: Engine, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ConstrainedStep, "_drawn_freely", drawn)
     monkeypatch.setattr(StepPlan, "masked_rows", lambda *_: None)
+    monkeypatch.setattr(running.runner.sampler, "further", None)
     slow = {"diffusion_max_steps": 20, "diffusion_stability_threshold": 1000}
     pace = slow if running.slots.kind.mask_token is None else {"diffusion_threshold": 2.0}
     driver, found = Driver(running), Counter[str]()

@@ -41,22 +41,21 @@ def at_random(monkeypatch: pytest.MonkeyPatch) -> Iterator[random.Random]:
     """How many passes a step takes is drawn, whatever pays."""
     chance = random.Random(8)
 
-    def another(self: Any, passes: int, canvases: int, of: int) -> bool:
-        return canvases > 0 and chance.random() < 0.7
-
     with monkeypatch.context() as patch:
-        patch.setattr(FurtherPasses, "another", another)
+        patch.setattr(FurtherPasses, "follows", lambda *_: chance.random() < 0.7)
         yield chance
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize(
+    ("family", "ahead"),
+    [("llada2", False), ("llada2", True), ("sdar", True), ("gemma", False)],
+)
 def test_any_number_of_passes(family: str, ahead: bool, at_random: random.Random) -> None:
     """Greedy, drawn, constrained, streamed and reported requests, preempted now and then."""
     path, block, _, _ = FAMILIES[family]
     options: dict[str, Any] = {"num_gpu_blocks_override": 40, "async_scheduling": ahead}
     options |= TEXT_ONLY_OPTIONS if family == "gemma" else {}
-    asked = list(mixed(family, 48))
+    asked = list(mixed(family, 32))
     with engine(path, block, **options, **ONE) as running:
         assert running.runner.sampler.further is None
         wanted, passes, steps = counted(running, asked)
@@ -65,7 +64,7 @@ def test_any_number_of_passes(family: str, ahead: bool, at_random: random.Random
             found, passes_again, fewer = counted(running, asked)
             assert found == wanted
             assert passes_again == passes
-            assert fewer < 0.8 * steps
+            assert fewer < 0.9 * steps
 
 
 @pytest.mark.parametrize(
@@ -104,6 +103,6 @@ def test_anchored_and_shifted_families(
 )
 def test_what_takes_one_pass(options: dict[str, Any], reason: str) -> None:
     path, block, _, _ = FAMILIES["sdar"]
-    with pytest.raises(ValueError, match=f"dllm.passes_per_step=4: impossible, .*{reason}"):
-        with engine(path, block, **options):
-            pass
+    why = f"dllm.passes_per_step=4: impossible, because .*{reason}"
+    with pytest.raises(ValueError, match=why), engine(path, block, **options):
+        pass

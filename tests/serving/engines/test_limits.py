@@ -146,7 +146,7 @@ def test_scheduler_rules(budget: int) -> None:
 
 def test_no_page_moves_between_denoise_steps() -> None:
     """An unfinished block reuses its KV in place: the pool is not even asked."""
-    with engine(blocks_of_32().path, 32, block_size=32) as running:
+    with engine(blocks_of_32().path, 32, block_size=32, **dllm(passes_per_step=1)) as running:
         # One token a step, so that a block takes L denoise steps and a commit.
         params = greedy(128, ignore_eos=True, diffusion_threshold=2.0)
         prompt = {"prompt_token_ids": blocks_of_32().prompts["p33"].tokens}

@@ -16,7 +16,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from examples.tiny.tokens import sdar_tokenizer
 from tests.support.engine import Engine, count_calls, engine, greedy
-from tests.support.families import CONTEXT, WAYS, prompt
+from tests.support.families import CONTEXT, WAYS, dllm, prompt
 from tests.support.reference import MARGIN
 from tests.support.reference_nemotron import (
     MASK,
@@ -101,7 +101,7 @@ def test_linear_spec_keeps_as_much_of_a_draft_as_the_loop(tmp_path: Path) -> Non
     reference = Reference(model)
     prompts = [prompt(n, 2 + 3 * n) for n in range(12)]
     wanted = [reference.linear_spec(one, 40) for one in prompts]
-    with engine(model, 8, diffusion_config=None) as alone:
+    with engine(model, 8, diffusion_config=None, **dllm(passes_per_step=1)) as alone:
         passes = count_calls(alone.scheduler, "make_spec_decoding_stats")
         params = greedy(40, ignore_eos=True, **OPTIONS)
         for one, (tokens, rounds) in zip(prompts, wanted, strict=True):

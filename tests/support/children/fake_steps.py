@@ -26,11 +26,14 @@ from torch._inductor.graph import GraphLowering
 from torch.utils import _triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
-from vllm_dllm.engine.model_state import read_again
+from vllm_dllm.engine.further_passes import PreparedStep
+from vllm_dllm.engine.input_ids import read_again
+from vllm_dllm.engine.replayed_passes import ReplayedPasses
 from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
@@ -54,6 +57,28 @@ class FakeModel(BareModel):
 
     def step(self, batch: Any) -> None:
         """One step over a batch from `batch`: all that this package does but the forward pass."""
+        self._prepare(batch)
+        if batch.passes > 1:
+            self._replay(batch)
+        self.sampler(self._hidden(batch.num_draft_tokens), batch)
+
+    def _replay(self, batch: Any) -> None:
+        """Let further passes follow the first one, by replays of a graph that is not there."""
+        state: Any = self.admission
+        state.graphs = SimpleNamespace(
+            dispatch=lambda *_, **__: SimpleNamespace(cg_mode=CUDAGraphMode.FULL),
+            run_fullgraph=lambda _: self._hidden(batch.num_tokens),
+        )
+        state.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
+        state.policy = self.sampler.canvas_update.policy
+        state.prepare_attn = state.prepare_inputs = lambda *_: None
+        if not state.policy.in_place:
+            state.prepare_attn = lambda *_: self._prepare(batch)
+        mappings = self._zeros(torch.int64, 1, batch.num_tokens)
+        state.prepared = PreparedStep(batch, (), mappings, [], None, {})
+        self.sampler.further = ReplayedPasses(state, self.states, batch.passes)
+
+    def _prepare(self, batch: Any) -> None:
         drafts = batch.num_draft_tokens_per_req
         if ((batch.num_scheduled_tokens > drafts) & (drafts > 0)).any():
             read_again(batch, self.states.all_token_ids.gpu)
@@ -63,16 +88,22 @@ class FakeModel(BareModel):
         common = nowhere | {"slot_mappings": None, "num_tokens": batch.num_tokens}
         common |= {"max_seq_len": POSITIONS, "for_cudagraph_capture": False}
         self.attention.metadata(AttentionBatch(batch, False, (), common))
-        self.sampler(self._hidden(batch.num_draft_tokens), batch)
 
     def _hidden(self, rows: int) -> torch.Tensor:
         return torch.empty((rows, self.hidden), dtype=torch.bfloat16, device=self.device)
 
-    def batch(self, canvases: int, prefills: int = 0, narrow: int = 0, committing: int = 0) -> Any:
+    def batch(
+        self,
+        canvases: int,
+        prefills: int = 0,
+        narrow: int = 0,
+        committing: int = 0,
+        passes: int = 1,
+    ) -> Any:
         """What is read of vLLM's ``InputBatch``: canvases, and chunks that end their prompts.
 
-        The last canvas lacks `narrow` positions, and `committing` ones are read with the block
-        before them.
+        The last canvas lacks `narrow` positions, `committing` ones are read with the block before
+        them, and the step has this number of passes.
         """
         rows, length, chunk = canvases + prefills, self.slots.length, 100
         widths = np.array([length] * canvases + [0] * prefills)
@@ -82,6 +113,7 @@ class FakeModel(BareModel):
         starts = np.concatenate([[0], np.cumsum(scheduled)]).astype(np.int32)
         tokens = int(scheduled.sum())
         return SimpleNamespace(
+            passes=passes,
             num_reqs=rows,
             idx_mapping=self._zeros(torch.int32, rows),
             idx_mapping_np=np.arange(rows),
@@ -97,6 +129,7 @@ class FakeModel(BareModel):
             seq_lens_cpu_upper_bound=torch.zeros(rows, dtype=torch.int32),
             input_ids=self._zeros(torch.int32, tokens),
             positions=self._zeros(torch.int64, tokens),
+            logits_indices=self._zeros(torch.int64, tokens),
             num_computed_prefill_tokens_np=np.array([PROMPT] * canvases + [0] * prefills),
             prefill_len_np=np.array([PROMPT] * canvases + [chunk] * prefills),
         )

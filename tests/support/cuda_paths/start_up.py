@@ -203,6 +203,15 @@ def _worker(patch: pytest.MonkeyPatch) -> None:
 def _model_state(watch: Watch, patch: pytest.MonkeyPatch) -> None:
     """Tell the watch of every batch that is prepared, for a step or for a capture."""
     from vllm_dllm.engine.model_state import DiffusionModelState
+    from vllm_dllm.engine.replayed_passes import ReplayedPasses
+
+    replay = ReplayedPasses._replay
+
+    def replayed(self: Any, graph: Any, step: Any, stopped: torch.Tensor) -> torch.Tensor:
+        with watch.replays(stopped, self.state.slots.length):
+            return replay(self, graph, step, stopped)
+
+    patch.setattr(ReplayedPasses, "_replay", replayed)
 
     def hear(name: str, told: Callable[..., None]) -> None:
         original = getattr(DiffusionModelState, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ class Watch:
         steps: steps of requests, by the kind of graph that ran them.
         mixed: steps that computed prompts beside canvases.
         padded: replays of full graphs with rows that belong to no request.
+        further: passes after the first one of a step, of which `stopped` had canvases that stopped.
         whole_rows: steps with requests that filter, bias or report whole rows of logits.
     """
 
@@ -31,8 +33,10 @@ class Watch:
         self.problems: list[str] = []
         self.steps: Counter[str] = Counter()
         self.mixed = self.padded = self.calls = self.whole_rows = self.preempted = 0
+        self.further = self.stopped = 0
         # Of the step that is about to run, or that is being captured.
         self.tokens: int | None = None
+        self.not_stored = 0  # tokens of canvases that have stopped
         self.metadata: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}
 
@@ -59,12 +63,21 @@ class Watch:
         self.mixed += bool(batch.has_prefill and drafts is not None and drafts.any())
         self.padded += mode == CUDAGraphMode.FULL and batch.num_reqs_after_padding > batch.num_reqs
 
+    @contextlib.contextmanager
+    def replays(self, stopped: torch.Tensor, length: int) -> Iterator[None]:
+        """A further pass runs, in which these canvases (bool ``[n]``) have stopped."""
+        self.further += 1
+        self.stopped += bool(stopped.any())
+        self.not_stored = int(stopped.sum()) * length
+        yield
+        self.not_stored = 0
+
     def stores(self, slot_mapping: torch.Tensor) -> None:
         if self.tokens is not None:
             if (slot_mapping[self.tokens :] >= 0).any():
                 self.note([f"padding after token {self.tokens} is stored in the KV cache"])
-            if (slot_mapping[: self.tokens] < 0).any():
-                self.note(["tokens are missing in the KV cache"])
+            if int((slot_mapping[: self.tokens] < 0).sum()) != self.not_stored:
+                self.note(["tokens are missing in the KV cache, or stored for a canvas that left"])
 
 
 def differences(captured: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from canvas_grammar.decoding.noise_triton import gumbel, split_key
 
 from vllm_dllm.ops.device import multiprocessors
-from vllm_dllm.ops.noise.keyed_triton import gumbel, split_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import GROUP, RowStatistics
@@ -429,7 +429,7 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     inverse = inverse_temperature(temperature, near)
     low, high = near.to(tl.uint32), near.to(tl.uint32)
     if keys is not None:
-        low, high = split_keys(tl.load(keys + near))
+        low, high = split_key(tl.load(keys + near))
     best = tl.full((ROWS,), float("-inf"), tl.float32)
     drawn = tl.full((ROWS,), float("-inf"), tl.float32)
     total, weighted = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
@@ -487,7 +487,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     best *= inverse
     sample, scaled = token, best
     if keys is not None:
-        low, high = split_keys(tl.load(keys + near))
+        low, high = split_key(tl.load(keys + near))
         local = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
         if weight is None:
             at = source + near.to(tl.int64)[:, None] * source_stride + local

@@ -60,9 +60,9 @@ def encode_passes(sound: torch.Tensor, flags: torch.Tensor, failure: torch.Tenso
     return torch.where(sound, -flags, failure).int()
 
 
-def with_earlier_passes(numbers: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+def with_earlier_passes(numbers: torch.Tensor, earlier: torch.Tensor | int) -> torch.Tensor:
     """`encode_passes` of canvases that had `earlier` passes in this step, int32 ``[n]`` all."""
-    return torch.where(numbers <= 0, numbers - (earlier << EARLIER), numbers)
+    return torch.where(numbers <= 0, numbers - earlier * (1 << EARLIER), numbers)
 
 
 def decode_passes(output: Any) -> tuple[dict[str, int], dict[str, int]]:
