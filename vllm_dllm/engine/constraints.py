@@ -45,6 +45,8 @@ from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
 MOST_KEPT = 8
 # A CPU draws the tokens of this many rows at a time, which stay in its caches.
 ROWS_AT_ONCE_CPU = 4
+# How much memory constraints that no request follows may take until another request does.
+MOST_BYTES_UNUSED = 256 << 20
 # Stands for a temperature of 0, by which nothing can be divided.
 COLDEST = 1e-30
 
@@ -67,6 +69,8 @@ class Constraints:
         self.sessions: dict[int, Session] = {}
         self.parts: dict[int, Part] = {}
         self._keys: dict[int, tuple[bytes, int]] = {}
+        # By key, those that no slot follows, with their bytes; the longest unused one is first.
+        self._unused: dict[tuple[bytes, int], tuple[Session, int]] = {}
         self.starts = CanvasStarts(count, device)
         self.finder = path_finder(device)  # with memory that all steps share
         self._plan = lru_cache(MOST_KEPT)(self._planned)
@@ -83,7 +87,8 @@ class Constraints:
         length = kind.block_length if blocks == 1 else kind.length
         key = hashlib.sha256(packed).digest(), length
         same = (self.sessions[each] for each, known in self._keys.items() if known == key)
-        self.sessions[slot] = next(same, None) or Session(
+        session, _ = self._unused.pop(key, (next(same, None), 0))
+        self.sessions[slot] = session or Session(
             CompiledConstraint(packed), length, self.slots.device
         )
         self._keys[slot] = key
@@ -109,14 +114,17 @@ class Constraints:
             self.starts.answer(slot)
 
     def leave(self, slot: int) -> None:
-        """Free ``slot``, and free its constraint unless other slots follow it."""
+        """Free ``slot``; its constraint is kept for other requests, see `MOST_BYTES_UNUSED`."""
         self.slots.constrained[slot] = False
         self.starts.leave(slot)
         self.parts.pop(slot, None)
-        self._keys.pop(slot, None)
-        session = self.sessions.pop(slot, None)
-        if session is not None and session not in self.sessions.values():
-            self._plan.cache_clear()
+        key, session = self._keys.pop(slot, None), self.sessions.pop(slot, None)
+        if key is None or session is None or session in self.sessions.values():
+            return
+        self._plan.cache_clear()
+        self._unused[key] = session, session.nbytes
+        while sum(size for _, size in self._unused.values()) > MOST_BYTES_UNUSED:
+            del self._unused[next(iter(self._unused))]
 
     def begin_step(self, plan: StepPlan, revises: torch.Tensor) -> ConstrainedStep:
         """Return what the canvases of a step must follow.

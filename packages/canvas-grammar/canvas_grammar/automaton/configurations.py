@@ -57,6 +57,7 @@ class Stacks:
 # Numbers of states.
 START, END_OF_TEXT = 0, 1
 NO_STATE = -1
+OBJECT_BYTES = 500  # of a state, a stack or a label, beside its arrays
 # How many ways to read the same text are followed; a grammar may add more with every character.
 MOST_READINGS = 8
 
@@ -119,6 +120,16 @@ class Configurations:
     def minimum(self) -> int:
         """Tokens of a short output, including the one that ends it; never too small."""
         return self.distance[START]
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes the constraint takes, with what has been met."""
+        parts = *self._moves.values(), *self._groups.values()
+        arrays = [*vars(self.tables).values(), *(array for part in parts for array in part)]
+        arrays += [*self.labels, *self._left.values(), *self._partitions.values()]
+        objects = len(self.members) + len(self.stacks.below) + len(self.labels)
+        of_arrays = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        return of_arrays + OBJECT_BYTES * (objects + len(self._alternatives))
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """Everything met so far, for `restore`; int32 arrays by name."""

@@ -55,8 +55,14 @@ class Session:
         self._length, self._device = length, device
         tables = self.configurations.tables
         self.classes = class_tables(tables.class_of_token, tables.classes).on(device)
+        self._part_bytes = 0
         self._first = self._part(START)
         self._later = lru_cache(MOST_PARTS)(self._part)
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes it takes, on the host and on the device."""
+        return self.configurations.nbytes + self.classes.numbers.nbytes + self._part_bytes
 
     def part(self, state: int = START) -> Part:
         """The part that a canvas beginning in this state follows."""
@@ -113,4 +119,5 @@ class Session:
         most = CompileLimits().window_states
         found = window(self.configurations, state, self._length, most)
         automaton = automaton_tables(found.automaton).on(self._device)
+        self._part_bytes += automaton.numbers.nbytes + found.states.nbytes
         return Part(automaton, found.states, found.whole)
