@@ -37,7 +37,6 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "default: LowConfidence 0.95": DEFAULT,
         "one position a pass": request(threshold=1.0),
         "LowConfidence 0.5": request(threshold=0.5),
-        "FrechetProfile 0.5": request(algorithm="FrechetProfile", threshold=0.5),
         "threshold under load, 0.95 to 0.5 at 16": {
             "server": {"threshold_under_load": {"from": 0.95, "to": 0.5, "at_requests": 16}}
         },
@@ -55,7 +54,6 @@ LEVERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "tiny-diffusiongemma": {
         "default: EntropyBound 0.1": DEFAULT,
-        "EntropyBound 1.0": request(entropy_bound=1.0),
         "at most 8 steps": request(max_steps=8),
     },
 }
