@@ -27,8 +27,7 @@ from vllm_dllm.vllm_seams.channels import with_earlier_passes
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
 
-# The most passes of a step, unless `DllmSettings.passes_per_step` says otherwise: a new request
-# waits until a step ends.
+# Unless `DllmSettings.passes_per_step` says otherwise. A new request waits until a step ends.
 MOST_PASSES = 16
 
 

@@ -110,8 +110,7 @@ class DllmSettings:
     # With ``on`` a finished block leaves at once, and its keys and values are written in passes
     # that denoise the next one. ``auto`` does so where it costs next to nothing.
     fused_commit: str = _setting("auto", ("auto", "on", "off"))
-    # The most forward passes that a step of vLLM takes over its canvases. None (``auto``) means as
-    # many as pay, see `engine.further_passes`.
+    # The most forward passes in a step of vLLM; None (``auto``) means as many as pay.
     passes_per_step: int | None = _setting(None, Range(least=1, most=64, whole=True))
     # How a canvas sees sliding-window layers (DiffusionGemma).
     window: str = _setting("symmetric", ("symmetric", "reference"))
