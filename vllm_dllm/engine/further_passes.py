@@ -66,15 +66,16 @@ class PreparedStep:
     """The arguments of ``ModelState.prepare_attn`` in a step, and the metadata that it returned."""
 
     input_batch: Any
+    cudagraph_mode: CUDAGraphMode
     block_tables: tuple[torch.Tensor, ...]  # [requests, pages] for each KV cache group
     slot_mappings: torch.Tensor  # [KV cache groups, tokens]
     attn_groups: Any
     kv_cache_config: Any
     metadata: dict[str, Any]
 
-    def again(self, state: DiffusionModelState, mode: CUDAGraphMode) -> PreparedStep:
+    def again(self, state: DiffusionModelState) -> PreparedStep:
         """The same, with metadata for the present phases of the canvases."""
-        given = self.input_batch, mode, self.block_tables, self.slot_mappings
+        given = self.input_batch, self.cudagraph_mode, self.block_tables, self.slot_mappings
         state.prepare_attn(*given, self.attn_groups, self.kv_cache_config)
         return state.prepared
 
@@ -124,9 +125,9 @@ class FurtherPasses:
         assert state.sampler is not None
         while self.follows(passes) and not output.num_nans.any():
             if step.input_batch.num_tokens > len(batch.slots) * length:
-                step = step.canvases(length).again(state, CUDAGraphMode.NONE)
+                step = step.canvases(length).again(state)
             elif not state.policy.in_place:
-                step = step.again(state, CUDAGraphMode.NONE)
+                step = step.again(state)
             output = state.sampler.update(self._read(step), batch, length)
             passes += 1
         if passes > 1:

@@ -328,7 +328,6 @@ class DiffusionModelState(ModelState):
         common["max_seq_len"] = self.max_model_len if for_capture else batch.max_seq_len
         metadata = self.attention.metadata(batch)
         if not for_capture:
-            self.prepared = PreparedStep(
-                input_batch, block_tables, slot_mappings, attn_groups, kv_cache_config, metadata
-            )
+            given = input_batch, cudagraph_mode, block_tables, slot_mappings
+            self.prepared = PreparedStep(*given, attn_groups, kv_cache_config, metadata)
         return metadata

@@ -37,7 +37,7 @@ class ReplayedPasses:
         """See `FurtherPasses.take`."""
         sampler, length = self.state.sampler, self.state.slots.length
         step = self.state.prepared
-        graph = self._graph(step.input_batch)
+        graph = self._graph(step)
         # What a pass has done is wanted before the next one; constraints are looked up by the host.
         single = any(batch.flags[name] for name in ("records", "may_stream", "constrained"))
         if graph is None or single:
@@ -54,13 +54,13 @@ class ReplayedPasses:
             output = _merged(output, new, stopped)
         return replace(output, num_nans=with_earlier_passes(output.num_nans, earlier))
 
-    def _graph(self, batch: Any) -> Any:
-        """VLLM's descriptor of the full graph that replays this batch, or None."""
-        length, rows = self.state.slots.length, batch.num_reqs
-        if batch.num_tokens != rows * length:
-            return None  # canvases are read together with the blocks before them
-        graph = self.state.graphs.dispatch(rows, batch.num_tokens, length, 0, max_query_len=length)
-        return graph if graph.cg_mode == CUDAGraphMode.FULL else None
+    def _graph(self, step: PreparedStep) -> Any:
+        """The full graph that has run the first pass; None if none has, or a prompt ended in it."""
+        batch, length = step.input_batch, self.state.slots.length
+        if step.cudagraph_mode != CUDAGraphMode.FULL or batch.has_prefill:
+            return None
+        shape = batch.num_reqs, batch.num_tokens, length
+        return self.state.graphs.dispatch(*shape, 0, max_query_len=length)
 
     def _replay(self, graph: Any, step: PreparedStep, stopped: torch.Tensor) -> torch.Tensor:
         """Read the canvases as they are now: hidden states ``[canvas positions, hidden]``."""
@@ -68,7 +68,7 @@ class ReplayedPasses:
         stored = step.slot_mappings[:, : batch.num_tokens].unflatten(1, (batch.num_reqs, -1))
         stored.masked_fill_(stopped[:, None], PAD_SLOT_ID)
         if not state.policy.in_place:  # attention depends on the phases of canvases
-            step.again(state, CUDAGraphMode.FULL)
+            step.again(state)
         read_canvases(batch, self.req_states.draft_tokens)
         state.prepare_inputs(batch, self.req_states)
         hidden = state.graphs.run_fullgraph(graph)

@@ -153,8 +153,10 @@ def check(found: Run, tokens: list[list[int]], graphs: str) -> None:
     modes |= {"FULL_DECODE_ONLY": {"FULL"}, "FULL_AND_PIECEWISE": {"FULL", "PIECEWISE"}}
     assert watch.steps.keys() - {"NONE"} == modes[graphs]
     assert found.graphs == (0 if "FULL" not in modes[graphs] else 4 if graphs == "FULL" else 3)
-    assert all(watch.steps[kind] >= 3 for kind in modes[graphs])
-    assert watch.mixed >= 4
+    # Three passes in a step make the same answers fewer steps.
+    steps, mixed = (3, 4) if watch.further else (5, 5)
+    assert all(watch.steps[kind] >= steps for kind in modes[graphs])
+    assert watch.mixed >= mixed
     assert watch.padded > 0 or "FULL" not in modes[graphs]
 
 

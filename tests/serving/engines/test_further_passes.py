@@ -6,7 +6,6 @@ All other tests of engines on a CPU take several, too, because that is the defau
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +36,18 @@ def counted(running: Engine, asked: list[Any]) -> tuple[list[Any], dict[Any, int
 
 
 @pytest.fixture
-def at_random(monkeypatch: pytest.MonkeyPatch) -> Iterator[random.Random]:
+def at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many passes a step takes is drawn, whatever pays."""
     chance = random.Random(8)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FurtherPasses, "follows", lambda *_: chance.random() < 0.7)
-        yield chance
+    monkeypatch.setattr(FurtherPasses, "follows", lambda *_: chance.random() < 0.7)
 
 
 @pytest.mark.parametrize(
     ("family", "ahead"),
     [("llada2", False), ("llada2", True), ("sdar", True), ("gemma", False)],
 )
-def test_any_number_of_passes(family: str, ahead: bool, at_random: random.Random) -> None:
+@pytest.mark.usefixtures("at_random")
+def test_any_number_of_passes(family: str, ahead: bool) -> None:
     """Greedy, drawn, constrained, streamed and reported requests, preempted now and then."""
     path, block, _, _ = FAMILIES[family]
     options: dict[str, Any] = {"num_gpu_blocks_override": 40, "async_scheduling": ahead}
@@ -70,9 +67,8 @@ def test_any_number_of_passes(family: str, ahead: bool, at_random: random.Random
 @pytest.mark.parametrize(
     "module", [reference_nemotron, reference_fast_dllm], ids=["verifying", "shifted"]
 )
-def test_anchored_and_shifted_families(
-    module: Any, tmp_path: Path, at_random: random.Random
-) -> None:
+@pytest.mark.usefixtures("at_random")
+def test_anchored_and_shifted_families(module: Any, tmp_path: Path) -> None:
     """Causal commits, of which those of LinearSpec verify, and rows that are read one before."""
     module.random_checkpoint(tmp_path, 8)
     rule = {"diffusion_algorithm": "LinearSpec"} if module is reference_nemotron else {}
@@ -80,10 +76,8 @@ def test_anchored_and_shifted_families(
     params = [greedy(30 + n, ignore_eos=True, **(rule if n % 2 else {})) for n in range(6)]
     own = {"diffusion_config": None, "max_model_len": CONTEXT}
     with engine(tmp_path, 8, **own, **ONE) as running:
-        wanted, steps = (
-            running.generate(prompts, params),
-            count_calls(running.runner, "sample_tokens"),
-        )
+        wanted = running.generate(prompts, params)
+        steps = count_calls(running.runner, "sample_tokens")
         assert running.generate(prompts, params) == wanted
     with engine(tmp_path, 8, **own) as running:
         fewer = count_calls(running.runner, "sample_tokens")
@@ -101,7 +95,7 @@ def test_anchored_and_shifted_families(
         ),
     ],
 )
-def test_what_takes_one_pass(options: dict[str, Any], reason: str) -> None:
+def test_impossible_combinations_are_refused(options: dict[str, Any], reason: str) -> None:
     path, block, _, _ = FAMILIES["sdar"]
     why = f"dllm.passes_per_step=4: impossible, because .*{reason}"
     with pytest.raises(ValueError, match=why), engine(path, block, **options):

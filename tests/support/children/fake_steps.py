@@ -30,7 +30,7 @@ from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.engine import readout_masked, readout_noise, step, token_choice
+from vllm_dllm.engine import constraints, readout_masked, readout_noise, step, token_choice
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
@@ -66,7 +66,7 @@ class FakeModel(BareModel):
         """Let further passes follow the first one, by replays of a graph that is not there."""
         state: Any = self.admission
         state.graphs = SimpleNamespace(
-            dispatch=lambda *_, **__: SimpleNamespace(cg_mode=CUDAGraphMode.FULL),
+            dispatch=lambda *_, **__: None if batch.has_prefill else "graph",
             run_fullgraph=lambda _: self._hidden(batch.num_tokens),
         )
         state.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
@@ -75,7 +75,7 @@ class FakeModel(BareModel):
         if not state.policy.in_place:
             state.prepare_attn = lambda *_: self._prepare(batch)
         mappings = self._zeros(torch.int64, 1, batch.num_tokens)
-        state.prepared = PreparedStep(batch, (), mappings, [], None, {})
+        state.prepared = PreparedStep(batch, CUDAGraphMode.FULL, (), mappings, [], None, {})
         self.sampler.further = ReplayedPasses(state, self.states, batch.passes)
 
     def _prepare(self, batch: Any) -> None:
@@ -114,6 +114,7 @@ class FakeModel(BareModel):
         tokens = int(scheduled.sum())
         return SimpleNamespace(
             passes=passes,
+            has_prefill=prefills > 0,
             num_reqs=rows,
             idx_mapping=self._zeros(torch.int32, rows),
             idx_mapping_np=np.arange(rows),
@@ -289,7 +290,9 @@ def costs(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """
     for case in cases:
         name, count = case["model"], case["canvases"]
-        with Launches(generated(name)) as launches, fake_accelerator() as device:
+        # Each admission unpacks its constraint.
+        forgets = mock.patch.object(constraints, "MOST_BYTES_UNUSED", 0)
+        with Launches(generated(name)) as launches, fake_accelerator() as device, forgets:
             model = FakeModel(MODELS[name], device)
             requests, beside = case.get("requests", [{}]), case.get("beside", {})
             for request in requests:
