@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,11 +96,9 @@ def chosen_from_rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found: list[int] = []
     choose = NoisePipeline.choose
 
-    def watched(
-        self: NoisePipeline, logits: torch.Tensor, request: StepPlan, keys: object
-    ) -> object:
+    def watched(self: NoisePipeline, logits: torch.Tensor, request: StepPlan, *rest: Any) -> object:
         found.extend(request.on_host.tolist())
-        return choose(self, logits, request, keys)
+        return choose(self, logits, request, *rest)
 
     monkeypatch.setattr(NoisePipeline, "choose", watched)
     yield found

@@ -11,8 +11,10 @@ import torch
 
 from vllm_dllm.engine.contracts import Batch, StepPlan
 from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
-from vllm_dllm.engine.row_options import MOST_SCORE, RowOptions, RowOptionState
+from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import CanvasKind, SlotState
+from vllm_dllm.engine.token_choice import biased as changed
+from vllm_dllm.ops.statistics.row_changes import MOST_SCORE
 from vllm_dllm.vllm_seams.channels import Failure
 
 L, VOCABULARY, PROMPT, SLOTS = 3, 40, 5, 6
@@ -59,8 +61,7 @@ def biased(rows: torch.Tensor, options: RowOptions, history: list[int], start: i
         by = torch.where(column > 0, column / options.repetition, column * options.repetition)
         frequency, presence = torch.tensor([options.frequency, options.presence])
         scores[:, token] = by - (frequency * count + presence * (count > 0))
-    most = MOST_SCORE[rows.dtype]
-    return scores.clamp(-most, most).masked_fill(ruled_out, -torch.inf).to(rows.dtype)
+    return scores.clamp(-MOST_SCORE, MOST_SCORE).masked_fill(ruled_out, -torch.inf)
 
 
 def kept(rows: torch.Tensor, options: RowOptions) -> torch.Tensor:
@@ -130,8 +131,8 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
         given = logits.clone().view(-1, L, VOCABULARY)
         plan = plan_of(options, own)
-        options.apply_biases(logits, plan)
-        got = logits.view(-1, L, VOCABULARY)
+        got = changed(logits, options.changes(plan), copy=True).view(-1, L, VOCABULARY)
+        assert torch.equal(logits.view_as(given), given)
         filtered = options.filtered(draws / 2, plan).view(-1, L, VOCABULARY)
         for row, (slot, name) in enumerate(zip(own, names, strict=True)):
             asked, wanted = ASKED[name] or PLAIN, given[row]

@@ -12,7 +12,8 @@ from canvas_grammar.decoding import path_kernels, paths_triton
 
 from tests.support.children.compile_child import Case, compiled
 from vllm_dllm.ops.attention import launch_triton
-from vllm_dllm.ops.statistics import rows_triton, soft_embedding_triton
+from vllm_dllm.ops.statistics import rows_triton
+from vllm_dllm.ops.statistics.rows_triton import MAX_SPLITS
 
 # 227 KiB, what a program of compute capability 9.0 may have (CUDA C++ Programming Guide, table of
 # technical specifications).
@@ -20,13 +21,17 @@ SHARED = 227 << 10
 PATHS = "canvas_grammar.decoding.paths_triton"
 ROWS = "vllm_dllm.ops.statistics.rows_triton"
 SOFT = "vllm_dllm.ops.statistics.soft_embedding_triton"
+SCORES = "vllm_dllm.ops.statistics.scores_triton"
+FILTERS = "vllm_dllm.ops.statistics.filters_triton"
 ATTENTION = "vllm_dllm.ops.attention.kernel_triton"
 # Numbers of which nobody knows that they are multiples of 16, and what may begin anywhere in a
 # larger tensor, as the kernels themselves say.
 UNALIGNED = {
     PATHS: (*paths_triton.ANYWHERE, "read", "by_canvas"),
     ROWS: ("rows", "first_id", "count", "forbidden", "splits", "tiles_per_split"),
-    SOFT: ("rows", "first_id", "count", "first", "in_range", "steps_per_part"),
+    SOFT: ("first_id", "count"),
+    SCORES: ("count",),
+    FILTERS: ("count", "forbidden"),
     ATTENTION: ("scale", "soft_cap", "width", "requests", "tiles_per_request", "splits"),
 }
 # The types of arguments that are not int32.
@@ -46,11 +51,16 @@ TYPES: dict[str, dict[str, str]] = {
     },
     ROWS: {
         **dict.fromkeys(("temperature", "numbers", "forbidden_logit", "out"), "*fp32"),
-        **{"keys": "*i64", "out_ids": "*i64", "ids": "*i32", "cap": "fp32"},
+        **{"keys": "*i64", "out_ids": "*i64", "ids": "*i32"},
     },
     SOFT: {
-        **dict.fromkeys(("temperature", "origin", "sums"), "*fp32"),
-        **{"token": "*i64", "cap": "fp32"},
+        **dict.fromkeys(("temperature", "origin"), "*fp32"),
+        "token": "*i64",
+    },
+    SCORES: {"out": "*fp32"},
+    FILTERS: {
+        **dict.fromkeys(("temperature", "min_p", "top_p", "out"), "*fp32"),
+        "top_k": "*i64",
     },
     ATTENTION: {
         **dict.fromkeys(("out", "query"), "*bf16"),
@@ -65,7 +75,7 @@ DRAWN = ("temperature", "keys")
 
 def case(
     module: str, kernel: str, constants: Mapping[str, Any], options: Mapping[str, int],
-    **types: str,
+    **types: Any,
 ) -> Case:  # fmt: skip
     """A kernel; of `constants`, those that it has."""
     names = inspect.signature(getattr(importlib.import_module(module), kernel).fn).parameters
@@ -93,31 +103,50 @@ def paths() -> Iterator[tuple[str, Case]]:
         yield f"choose {both}", case(PATHS, "choose_kernel", members, warps)
 
 
-def tiled(module: str, kernel: str, tile: Any, kind: str, nothing: tuple[str, ...] = ()) -> Case:
-    """A kernel of row statistics with a tile."""
-    sizes = {name.upper(): value for name, value in vars(tile).items()}
-    constants = {**sizes, "EVEN": True, **dict.fromkeys(nothing)}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    pointers = dict.fromkeys(("source", "weight", "hidden", "weights", "embedding"), f"*{kind}")
-    return case(module, kernel, constants, options, **pointers)
+# What rows of logits are read with, after the logits, their stride and the soft cap: `added`, the
+# changes of canvases, the floor and the length of a canvas.
+PLAIN = None, None, None, "i32"
+CHANGES = ("*i32", "*fp32", "*u8", "*u8", "*i32", "*fp32")
+OPTIONS = ("*i64", "*fp32"), CHANGES, "*fp32", "i32"
 
 
 def statistics() -> Iterator[tuple[str, Case]]:
-    for name in ("NARROW", "SLIM", "MIDDLE", "WIDE"):
-        yield f"head {name}", tiled(ROWS, "rows_kernel", getattr(rows_triton, name), "bf16")
-    yield "head WIDE greedy", tiled(ROWS, "rows_kernel", rows_triton.WIDE, "bf16", DRAWN)
-    yield "head FLOAT32", tiled(ROWS, "rows_kernel", rows_triton.FLOAT32, "fp32")
-    nothing = ("weight", "cap", *DRAWN)
-    yield "rows", tiled(ROWS, "rows_kernel", rows_triton.IN_MEMORY, "bf16", nothing)
-    merged = {"ROWS": 1, "SPLITS": 512, "DEPTH": 64}
-    for name, cold in (("merge", dict.fromkeys(DRAWN)), ("merge and draw", {})):
-        types = {"source": "*bf16", "weight": "*bf16"}
-        yield name, case(ROWS, "merge_kernel", merged | cold, {"num_warps": 4}, **types)
-    for name in ("MIDDLE", "WIDE"):
-        tile = getattr(rows_triton, name)
-        yield f"weights {name}", tiled(SOFT, "weights_kernel", tile, "bf16")
-    yield "sum", tiled(SOFT, "sum_kernel", soft_embedding_triton.SumTile(), "bf16")
-    yield "sum FLOAT32", tiled(SOFT, "sum_kernel", soft_embedding_triton.FLOAT32_SUM, "fp32")
+    for name in ("NARROW", "SLIM", "MIDDLE", "WIDE", "FLOAT32"):
+        tile, kind = getattr(rows_triton, name), "*fp32" if name == "FLOAT32" else "*bf16"
+        sizes = {"ROWS": tile.rows, "IDS": tile.ids, "DEPTH": tile.depth, "EVEN": True}
+        nothing = dict.fromkeys(("of_scores", "temperature", "keys"))
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        source = (kind, "i32", kind, "i32", "i32", None)
+        found = case(ROWS, "rows_kernel", sizes | nothing, options, of_product=source)
+        yield f"head {name}", found
+    tile = rows_triton.IN_MEMORY
+    sizes = {"ROWS": 1, "IDS": tile.ids, "DEPTH": 16, "EVEN": True, "SPLITS": MAX_SPLITS}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    for name, rest, cold in (
+        ("rows", PLAIN, dict.fromkeys(DRAWN)),
+        ("draw", PLAIN, {}),
+        ("rows with options", OPTIONS, dict.fromkeys(DRAWN)),
+        ("draw with options", OPTIONS, {}),
+    ):
+        of_scores = ("*bf16", "i32", "fp32", *rest)
+        constants = sizes | cold | {"of_product": None}
+        for kernel, how in (("rows_kernel", options), ("merge_kernel", {"num_warps": 4})):
+            yield f"{name}: {kernel}", case(ROWS, kernel, constants, how, of_scores=of_scores)
+    for name, (added, changes, floor, _) in (("plain", PLAIN), ("options", OPTIONS)):
+        given = {"cap": "fp32", "added": added, "changes": changes, "length": "i32"}
+        for module, kernel, how in (
+            (SCORES, "write_kernel", {"num_warps": 4}),
+            (SOFT, "weights_kernel", {"num_warps": 4}),
+            (FILTERS, "floors_kernel", {"num_warps": 8}),
+        ):
+            constants: dict[str, Any] = {"IDS": 1024 if module == FILTERS else 4096}
+            types = given | {"floor": floor, "weights": "*bf16", "logits": "*bf16"}
+            types = {name: kind for name, kind in types.items() if kind is not None}
+            constants |= dict.fromkeys({"added", "changes", "floor"} - set(types))
+            if module == FILTERS:
+                types.pop("floor", None)
+                constants["floor"] = None
+            yield f"{kernel} {name}", case(module, kernel, constants, how, **types)
 
 
 def attention() -> Iterator[tuple[str, Case]]:
@@ -139,7 +168,7 @@ def attention() -> Iterator[tuple[str, Case]]:
 
 # Bytes of the stack that the accumulators of wide attention heads take.
 STACKS = {"attention 256": 128, "attention 512": 256}
-WGMMA = ("head MIDDLE", "head WIDE", "weights MIDDLE", "weights WIDE", "sum")
+WGMMA = ("head MIDDLE", "head WIDE")
 MATRIX = {
     **dict.fromkeys(WGMMA, "wgmma.mma_async"),
     **dict.fromkeys(("head NARROW", "head SLIM"), "mma.sync"),

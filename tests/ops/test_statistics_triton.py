@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from tests.support.ops.interpreter import interpreted
 from tests.support.ops.ranks import on_ranks
@@ -14,6 +16,7 @@ from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics import tiled
 from vllm_dllm.ops.statistics.head import Head, Shard, logits_of
+from vllm_dllm.ops.statistics.row_changes import MOST_SCORE, RowChanges
 from vllm_dllm.ops.statistics.rows import (
     GROUP,
     RowStatistics,
@@ -26,7 +29,10 @@ from vllm_dllm.ops.statistics.rows import (
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX, draw, group_noise
 
 rows_triton = interpreted("vllm_dllm.ops.statistics.rows_triton")
+scores = interpreted("vllm_dllm.ops.statistics.scores_triton")
+filters = interpreted("vllm_dllm.ops.statistics.filters_triton")
 soft_embedding = interpreted("vllm_dllm.ops.statistics.soft_embedding_triton")
+KERNELS = rows_triton, scores, filters, soft_embedding
 NATIVE = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if NATIVE else "cpu")
 # Scores are sums of a few float32 numbers below 100; what is closer than this may swap.
@@ -105,6 +111,22 @@ def check_all(
     check("entropy", got.entropy, *(-torch.xlogy(t, t).sum(-1) for t in (p, rough)), slack)
 
 
+def rows_of(logits: torch.Tensor, cap: float | None = None) -> Any:
+    """Rows of one canvas, without options."""
+    return scores.LogitRows(logits, len(logits), cap)
+
+
+def read(
+    hidden: torch.Tensor, head: Head, temperature: torch.Tensor, keys: torch.Tensor
+) -> tuple[SampledStatistics, torch.Tensor]:
+    """The statistics and the soft embedding of a part of a batch, as `NoiseKernelReadout` does."""
+    rows = rows_of(head.products(hidden), head.soft_cap)
+    found = rows_triton.logits_statistics(rows, None, temperature, keys, head.ids.start)
+    found = found.merge_ranks(head.shard)
+    soft = soft_embedding.soft_embedding(rows, head, temperature, found)
+    return found.sampled_statistics(temperature == 0), soft
+
+
 def unread(*_: object) -> torch.Tensor:
     raise AssertionError("the reference ran")
 
@@ -153,8 +175,9 @@ def garbage_before_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         value = float("nan") if dtype.is_floating_point else 987_654_321
         return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
-    for module in (rows_triton, soft_embedding):
-        monkeypatch.setattr(module, "empty", poisoned)
+    for module in KERNELS:
+        if hasattr(module, "empty"):
+            monkeypatch.setattr(module, "empty", poisoned)
 
 
 @pytest.fixture
@@ -169,7 +192,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return count
 
-    for module in (rows_triton, soft_embedding):
+    for module in KERNELS:
         for name, kernel in vars(module).items():
             if name.endswith("_kernel"):
                 monkeypatch.setattr(kernel, "run", counted(name, kernel.run))
@@ -227,7 +250,7 @@ def test_rows_of_logits(
         logits[11] = 2.0  # all tied
         logits[12, 1:] = -torch.inf
     before = logits.clone()
-    found = rows_triton.logits_statistics(logits, forbidden, tile=ROW_TILE)
+    found = rows_triton.logits_statistics(rows_of(logits), forbidden, tile=ROW_TILE)
     assert torch.equal(logits, before)
     got = found.greedy_statistics(entropy=True)
     # A column that is never chosen and weighs nothing stands in for no forbidden id.
@@ -256,8 +279,8 @@ def test_heads_and_soft_embeddings(
 ) -> None:
     case = Product.make(sizes, dtype, cap)
     temperature, keys = draws(sizes[0])
-    got, soft = soft_embedding.fused_statistics(case.hidden, case.head, temperature, keys, 1 << 15)
-    assert {"rows_kernel", "merge_kernel", "weights_kernel", "sum_kernel"} == set(launches)
+    got, soft = read(case.hidden, case.head, temperature, keys)
+    assert launches == ["rows_kernel", "merge_kernel", "weights_kernel"]
     check_all(got, case.exact, case.eager, temperature, keys, cap)
     greedy = (temperature == 0)[:, None]
     embedding = case.head.embedding
@@ -272,13 +295,10 @@ def test_heads_and_soft_embeddings(
 
 
 def test_only_what_is_wanted_is_computed(launches: list[str]) -> None:
-    """No embedding, no second pass; no keys, the argmax is the sample."""
+    """Without keys the argmax is the sample, and no logits are needed."""
     case = Product.make((5, 200, 16))
-    temperature, keys = draws(5)
-    head = replace(case.head, embedding=None)
-    assert soft_embedding.fused_statistics(case.hidden, head, temperature, keys, 1)[1] is None
+    found = rows_triton.head_statistics(case.hidden, case.head, forbidden=3, tile=TILE)
     assert launches == ["rows_kernel", "merge_kernel"]
-    found = rows_triton.head_statistics(case.hidden, head, forbidden=3, tile=TILE)
     assert torch.equal(found.sample, found.token)
     want = row_statistics(case.eager.clone(), 3, entropy=True)
     same_rows(found.greedy_statistics(entropy=True), want)
@@ -286,18 +306,17 @@ def test_only_what_is_wanted_is_computed(launches: list[str]) -> None:
 
 def test_a_head_that_kernels_cannot_read_is_refused() -> None:
     case = Product.make((2, 70, 16))
-    given, weight, embedding = draws(2), case.head.weight, case.head.embedding
+    weight = case.head.weight
     for match, hidden, changes in (
         ("no weight", case.hidden, {"weight": None}),
         ("bfloat16 of width 16", case.hidden.bfloat16(), {}),
         ("of width 8", case.hidden[:, :8].contiguous(), {}),
         ("contiguous rows", case.hidden, {"weight": weight.T.contiguous().T}),
-        ("contiguous rows", case.hidden, {"embedding": embedding.T.contiguous().T}),
     ):
         with pytest.raises(ValueError, match=match):
-            soft_embedding.fused_statistics(hidden, replace(case.head, **changes), *given, 1)
+            rows_triton.head_statistics(hidden, replace(case.head, **changes))
     with pytest.raises(ValueError, match="contiguous along the vocabulary"):
-        rows_triton.logits_statistics(torch.zeros(9, 4, device=DEVICE).T)
+        rows_triton.logits_statistics(rows_of(torch.zeros(9, 4, device=DEVICE).T))
 
 
 @pytest.mark.parametrize("vocabulary", [40, 3 * GROUP + 10])
@@ -313,9 +332,9 @@ def test_ranks_find_what_one_finds(vocabulary: int) -> None:
         own[: max(0, shard.end - shard.first)] = case.head.weight[shard.first : shard.end]
         embedding = case.head.embedding[shard.first : shard.end]
         head = replace(case.head, weight=own, embedding=embedding, shard=shard)
-        return soft_embedding.fused_statistics(case.hidden, head, temperature, keys, 1 << 16)
+        return read(case.hidden, head, temperature, keys)
 
-    want, soft = soft_embedding.fused_statistics(case.hidden, case.head, temperature, keys, 1 << 16)
+    want, soft = read(case.hidden, case.head, temperature, keys)
     for got, got_soft in on_ranks(ranks, vocabulary, width, rank):
         assert torch.equal(got.token, want.token)
         assert torch.equal(got.sample, want.sample)
@@ -339,25 +358,10 @@ def test_the_forbidden_id_of_one_rank(forbidden: int) -> None:
         same_rows(got, want)
 
 
-@pytest.mark.parametrize("budget", [1, 40_000, 1 << 20])
-def test_the_workspace_keeps_to_its_budget(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with several parts of a sum, and with weights of which float16 has no probabilities."""
+def test_weights_that_float16_has_no_probabilities_for() -> None:
     case = Product.make((20, 1000, 16), torch.float16)
     even = replace(case.head, weight=torch.zeros_like(case.head.weight))
-    temperature, keys = torch.ones(20, device=DEVICE), draws(20)[1]
-    taken: list[int] = []
-    poisoned = soft_embedding.empty
-
-    def watched(*args: object) -> torch.Tensor:
-        found = poisoned(*args)
-        taken.append(found.nbytes)
-        return found
-
-    monkeypatch.setattr(soft_embedding, "empty", watched)
-    found = rows_triton.head_statistics(case.hidden, even, temperature, keys)
-    soft = soft_embedding.soft_embedding(case.hidden, even, temperature, found, budget)
-    assert len(taken) == 1
-    assert taken[0] <= max(budget, 20 * 128 * 2)
+    _, soft = read(case.hidden, even, torch.ones(20, device=DEVICE), draws(20)[1])
     exact = case.head.embedding.double().mean(0).expand(20, -1)
     # Weights of 1 are exact in any dtype; what is left is the sum of a thousand float32 numbers.
     torch.testing.assert_close(soft.double(), exact, atol=1e-6, rtol=1e-6)
@@ -367,28 +371,24 @@ def test_the_workspace_keeps_to_its_budget(budget: int, monkeypatch: pytest.Monk
 
 
 def test_a_draw_is_from_the_allowed_ids() -> None:
-    """Its probability is among all ids, the forbidden one included; by both kernels."""
+    """Its probability is among all ids, the forbidden one included."""
     case, forbidden = Product.make((33, 700, 32), torch.bfloat16), 300
     temperature, keys = draws(33)
-    given = temperature, keys
-    found = rows_triton.head_statistics(
-        case.hidden, case.head, *given, forbidden=forbidden, tile=TILE
-    )
+    given = rows_of(case.eager.to(torch.bfloat16)), forbidden, temperature, keys
+    found = rows_triton.logits_statistics(*given, tile=ROW_TILE)
     got = found.sampled_statistics(temperature == 0)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     p, rough = (case.exact / divisor.double()).softmax(-1), (case.eager / divisor).softmax(-1)
     scaled = case.eager / divisor
     scaled[:, forbidden] = -torch.inf
     want = draw(scaled, keys)
-    sure = decided(scaled, keys) & (temperature > 0)
-    assert torch.equal(got.sample[sure], want[sure])
-    at = got.sample[sure, None]
-    chosen = (t[sure].gather(1, at)[:, 0] for t in (p, rough))
-    check("sample_probability", got.sample_probability[sure], *chosen)
-    found = rows_triton.logits_statistics(case.eager, forbidden, *given, tile=ROW_TILE)
     sure = decided(scaled, keys)
     assert sure.float().mean() > 0.9
     assert torch.equal(found.sample[sure], want[sure])
+    sure &= temperature > 0
+    at = got.sample[sure, None]
+    chosen = (t[sure].gather(1, at)[:, 0] for t in (p, rough))
+    check("sample_probability", got.sample_probability[sure], *chosen)
     weight = (scaled.gather(1, found.sample[:, None])[:, 0] - scaled.amax(-1)).double().exp()
     check("weight", (found.scaled - found.best).exp(), weight, weight.float())
 
@@ -396,18 +396,180 @@ def test_a_draw_is_from_the_allowed_ids() -> None:
 def test_samples_do_not_depend_on_tiles_splits_or_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = Product.make((37, 1500, 32), torch.bfloat16)
+    logits = Product.make((37, 1500, 32), torch.bfloat16).eager.to(torch.bfloat16)
     temperature, keys = draws(37)
-    want = rows_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=TILE).sample
+
+    def sample(some: torch.Tensor | slice, tile: Any) -> torch.Tensor:
+        given = rows_of(logits[some]), None, temperature[some], keys[some]
+        return rows_triton.logits_statistics(*given, tile=tile).sample
+
+    want = sample(slice(None), ROW_TILE)
     shuffled = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(DEVICE)[:11]
-    some = temperature[shuffled], keys[shuffled]
-    got = rows_triton.head_statistics(case.hidden[shuffled], case.head, *some, tile=TILE)
-    assert torch.equal(got.sample, want[shuffled])
-    wide = replace(TILE, rows=64, ids=256, depth=16)
+    assert torch.equal(sample(shuffled, ROW_TILE), want[shuffled])
     for share in (1, 3, 100):  # tiles of a split: from many splits to one
         monkeypatch.setattr(rows_triton, "tiles_per_split", lambda *_, share=share: share)
-        got = rows_triton.head_statistics(case.hidden, case.head, temperature, keys, tile=wide)
-        assert torch.equal(got.sample, want)
+        assert torch.equal(sample(slice(None), replace(ROW_TILE, rows=64, ids=128)), want)
+
+
+# --------------------------------------------------------------------- options
+
+
+def changes_of(
+    canvases: int, length: int, vocabulary: int, seed: int
+) -> tuple[RowChanges, list[tuple[Any, ...]]]:
+    """Random changes, and of each canvas its own: shift, ends and early, counts and penalties."""
+    g = torch.Generator().manual_seed(seed)
+    shift = torch.randn(canvases, vocabulary, generator=g) * 3
+    shift[:, ::5] = -torch.inf
+    ends = torch.rand(canvases, vocabulary, generator=g) < 0.1
+    early = torch.rand(canvases, length, generator=g) < 0.5
+    counts = torch.randint(0, 3, (canvases, 2, vocabulary), dtype=torch.int32, generator=g)
+    counts[:, 1] = torch.minimum(*counts.unbind(1))
+    penalties = torch.rand(canvases, 3, generator=g) + 0.5
+    penalties[0] = torch.tensor([1e-35, 3e38, -3e38])  # the ends of what a client may ask for
+    index = torch.stack([torch.randperm(canvases, generator=g) for _ in range(4)], 1).int()
+    index[torch.rand(canvases, 4, generator=g) < 0.4] = -1
+    tables = (t.to(DEVICE) for t in (shift, ends, early, counts, penalties))
+    own = []
+    for a, b, c, _ in index.tolist():
+        delayed = None if b < 0 else (ends[b], early[b])
+        penalised = None if c < 0 else (counts[c], penalties[c])
+        own.append((None if a < 0 else shift[a], delayed, penalised))
+    return RowChanges(index.numpy(), index.to(DEVICE), *tables), own
+
+
+def changed_by_vllm(logits: torch.Tensor, own: tuple[Any, ...]) -> torch.Tensor:
+    """The scores of one canvas, ``[L, vocabulary]``, by vLLM's functions where it has them."""
+    from vllm.model_executor.layers.utils import apply_penalties
+
+    (shift, delayed, penalised), scores = own, logits.float()
+    if shift is not None:
+        scores = scores + shift
+    if delayed is not None:
+        ends, early = delayed
+        scores[early[:, None] & ends] = -torch.inf
+    if penalised is not None:
+        (seen, times), (repetition, frequency, presence) = penalised
+        ids = torch.arange(len(seen))
+        output = ids.repeat_interleave(times)
+        before = ids.repeat_interleave(seen - times)
+        every = [t.expand(len(scores), -1) for t in (before, output)]
+        numbers = [p.expand(len(scores)) for p in (presence, frequency, repetition)]
+        scores = apply_penalties(scores, *every, *numbers)
+    return scores
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_changes_are_those_of_vllm(dtype: torch.dtype, cap: float | None) -> None:
+    """Each canvas gets its own, in float32 whatever the dtype of the logits."""
+    canvases, length, vocabulary = 7, 3, 300
+    logits = (random(canvases * length, vocabulary) * 8).to(dtype)
+    changes, own = changes_of(canvases, length, vocabulary, 3)
+    got = scores.LogitRows(logits, length, cap, changes=changes).whole()
+    plain = logits.float() if cap is None else (logits.float() / cap).tanh() * cap
+    reference = plain.clone()
+    changes.apply(reference)
+    wanted = [changed_by_vllm(r, o) for r, o in zip(plain.split(length), own, strict=True)]
+    want = torch.cat(wanted).clamp_max(MOST_SCORE)
+    want = want.where(want == -torch.inf, want.clamp_min(-MOST_SCORE))
+    ruled_out = torch.cat(
+        [
+            changed_by_vllm(r, (shift, delayed, None)) == -torch.inf
+            for r, (shift, delayed, _) in zip(plain.split(length), own, strict=True)
+        ]
+    )
+    assert torch.equal(got == -torch.inf, ruled_out)
+    for found in (got, reference):
+        torch.testing.assert_close(
+            found.masked_fill(ruled_out, 0),
+            want.masked_fill(ruled_out, 0).clamp_min(-MOST_SCORE),
+            rtol=2e-6,
+            atol=2e-5 if cap else 1e-6,
+        )
+
+
+def test_a_bias_smaller_than_the_last_bit_of_a_logit() -> None:
+    """+0.18 lifts a token that is 0.125 behind, at logits whose bfloat16 steps are 0.125."""
+    logits = torch.full((4, 100), 3.0, device=DEVICE).bfloat16()
+    logits[:, 7], logits[:, 9] = 17.125, 17.0
+    shift = torch.zeros(1, 100, device=DEVICE)
+    shift[0, 9] = 0.18
+    index = torch.tensor([[0, -1, -1, -1]], dtype=torch.int32)
+    none = RowChanges.none(1, DEVICE)
+    changes = replace(none, on_host=index.numpy(), index=index.to(DEVICE), shift=shift)
+    rows = scores.LogitRows(logits, 4, changes=changes)
+    assert rows_triton.logits_statistics(rows, tile=ROW_TILE).token.tolist() == [9] * 4
+
+
+FILTERS = {
+    "top_k": (0.0, 5, 1.0),
+    "top_p": (0.0, None, 0.8),
+    "min_p": (0.05, None, 1.0),
+    "all": (0.01, 40, 0.9),
+    "none": (0.0, None, 1.0),
+    "one token": (0.0, 1, 1e-9),
+    "nearly all": (1e-30, 2**40, 1 - 2**-24),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_filters_are_those_of_vllm(dtype: torch.dtype) -> None:
+    """Beside changes, a forbidden id and temperatures; in each company of canvases."""
+    names, length, vocabulary, forbidden = list(FILTERS), 4, 1500, 11
+    count = len(names)
+    logits = (random(count * length, vocabulary) * 4).to(dtype)
+    changes, _ = changes_of(count, length, vocabulary, 5)
+    temperature, _ = draws(len(logits))
+    asked = [FILTERS[name] for name in names]
+    given = (
+        torch.tensor([p for p, _, _ in asked], device=DEVICE),
+        torch.tensor([k or vocabulary for _, k, _ in asked], device=DEVICE),
+        torch.tensor([p for _, _, p in asked], device=DEVICE),
+    )
+    plain = scores.LogitRows(logits, length)
+    rows = filters.read_with(plain, changes, given, temperature, forbidden)
+    got = rows.whole()
+    exact = replace(rows, floor=None).whole()
+    exact[:, forbidden] = -torch.inf
+    warm = torch.where(temperature > 0, temperature, 1.0)[:, None]
+    least, k, p = (each.repeat_interleave(length) for each in given)
+    scaled = exact.double() / warm.double()
+    scaled = scaled.masked_fill(
+        scaled < scaled.amax(-1, keepdim=True) + least.double().log()[:, None], -torch.inf
+    )
+    want = apply_top_k_top_p(scaled.clone(), k.clamp_max(vocabulary).int(), p.double())
+    allowed = exact > -torch.inf
+    kept, wanted = (got > -torch.inf) & allowed, want > -torch.inf
+    assert kept.any(1).all()
+    # vLLM takes ties at the end of top-p's share apart, and float32 sums are off by a few bits.
+    differ = kept != wanted
+    last = scaled.masked_fill(~wanted, torch.inf).amin(-1, keepdim=True)
+    differ &= scaled != last
+    assert float((scaled.softmax(-1) * differ).sum(-1).max()) < 1e-6
+    assert not differ[: length * names.index("nearly all")].any()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_statistics_with_options_are_those_of_changed_rows(drawn: bool) -> None:
+    """What kernels read on the way equals the same kernels over scores in memory."""
+    canvases, length, vocabulary, forbidden = 5, 4, 700, 13
+    logits = (random(canvases * length, vocabulary) * 4).bfloat16()
+    changes, _ = changes_of(canvases, length, vocabulary, 9)
+    temperature, keys = draws(len(logits)) if drawn else (None, None)
+    few = torch.full((canvases,), 30, device=DEVICE)
+    given = few * 0.0, few, few * 0.0 + 0.9
+    ids, amounts = torch.arange(len(logits), device=DEVICE) * 7, random(len(logits), seed=4)
+    plain = scores.LogitRows(logits, length, 30.0, added=(ids, amounts))
+    rows = filters.read_with(plain, changes, given, temperature, forbidden)
+    want = rows_triton.logits_statistics(
+        scores.LogitRows(rows.whole(), length), forbidden, temperature, keys, tile=ROW_TILE
+    )
+    got = rows_triton.logits_statistics(rows, forbidden, temperature, keys, tile=ROW_TILE)
+    for name, value in vars(want).items():
+        assert torch.equal(getattr(got, name), value), name
+    second = rows.part(slice(1, 3))
+    assert torch.equal(second.whole(), rows.whole()[length : 3 * length])
 
 
 def test_work_is_spread_over_the_multiprocessors() -> None:
@@ -456,8 +618,13 @@ def test_ties_of_the_head_and_of_draws(cap: float | None, spread: float) -> None
     hidden, head = planted(cap, spread)
     rows = torch.arange(len(hidden), device=DEVICE)
     keys, temperature = row_keys(rows, 5), (rows % 2) * 0.75
-    found = rows_triton.head_statistics(hidden, head, temperature, keys, tile=TIES)
-    got = found.sampled_statistics(temperature == 0)
+    assert torch.equal(
+        rows_triton.head_statistics(hidden, head, tile=TIES).token,
+        head.logits(hidden, 0, head.vocabulary).argmax(-1),
+    )
+    given = rows_of(head.products(hidden), cap), None, temperature, keys
+    tile = rows_triton.IN_MEMORY if NATIVE else TIES
+    got = rows_triton.logits_statistics(*given, tile=tile).sampled_statistics(temperature == 0)
     logits = head.logits(hidden, 0, head.vocabulary)
     scaled = logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
     # Two scores within float32 rounding may swap.
@@ -481,7 +648,7 @@ def test_ties_with_a_forbidden_id_and_on_ranks() -> None:
     found = rows_triton.head_statistics(hidden, head, forbidden=forbidden, tile=TIES)
     assert torch.equal(found.token, want.token)
     tile = rows_triton.IN_MEMORY if NATIVE else TIES
-    got = rows_triton.logits_statistics(logits, forbidden, tile=tile)
+    got = rows_triton.logits_statistics(rows_of(logits), forbidden, tile=tile)
     assert torch.equal(got.token, want.token)
 
     def rank(shard: Shard) -> torch.Tensor:

@@ -268,8 +268,10 @@ class ConstrainedStep:
         assert keys is not None and kept is not None
         if keys.device.type != "cpu":
             from vllm_dllm.ops.statistics.rows_triton import logits_statistics
+            from vllm_dllm.ops.statistics.scores_triton import LogitRows
 
-            found = logits_statistics(kept, keys=keys.flatten())
+            own = LogitRows(kept, self.window.forced.shape[1])
+            found = logits_statistics(own, keys=keys.flatten())
             share = found.greedy_statistics(entropy=False).probability.view(keys.shape)
             return FreeTokens(likeliest, found.sample.view(keys.shape), share, keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)

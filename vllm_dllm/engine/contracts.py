@@ -131,6 +131,11 @@ class StepPlan:
         return self.batch.flags["needs_rows"]
 
     @property
+    def reads_logits(self) -> bool:
+        """Whether an algorithm reads logits, and not statistics alone."""
+        return self.ask is not None or self.batch.likeliest > 0
+
+    @property
     def may_go_on(self) -> bool:
         """Whether any canvas may be denoised again; if not, no soft embedding is needed."""
         return self.batch.flags["several_steps"]

@@ -44,13 +44,13 @@ def make_readout(
         from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
         return readout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
+    if triton:
+        from vllm_dllm.engine.token_choice_triton import NoiseKernelReadout
+
+        return NoiseKernelReadout(model.tiled_head(), slots, parts, compile)
     from vllm_dllm.engine.readout_noise import NoiseReadout
 
-    if not triton:
-        return NoiseReadout(model.tiled_head(), slots, parts, compile)
-    from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
-
-    return NoiseReadout(model.tiled_head(), slots, parts, compile, fused_statistics)
+    return NoiseReadout(model.tiled_head(), slots, parts, compile)
 
 
 def compiles(vllm_config: VllmConfig) -> bool:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.token_choice import MaskedPipeline, StatisticsOfRows
     from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
 
-# How many bytes whole rows of logits may use at a time.
-HEAD_BYTES = 256 << 20
+# How many bytes whole rows of logits may use at a time, if they were float32. On a GPU, every part
+# of a batch launches kernels of its own.
+HEAD_BYTES_CPU = 256 << 20
+HEAD_BYTES_GPU = 1 << 30
 
 
 def compiled_statistics() -> StatisticsOfRows:
@@ -54,21 +56,24 @@ class MaskedReadout:
         self.slots = slots
         self.parts = parts
         self.mask_token = slots.kind.mask_token
-        self.canvases = max(1, HEAD_BYTES // (4 * slots.kind.vocabulary * slots.length))
+        most = HEAD_BYTES_CPU if slots.device.type == "cpu" else HEAD_BYTES_GPU
+        self.canvases = max(1, most // (4 * slots.kind.vocabulary * slots.length))
         self.kernels = kernels
         self.triton = kernels is not None
         self.compile = compile
-        own = compiled_statistics() if compile else row_statistics
-        self.statistics: StatisticsOfRows = own if kernels is None else kernels.from_logits
+        self.statistics = compiled_statistics() if compile else row_statistics
 
     @cached_property
     def pipeline(self) -> MaskedPipeline:
         """The pipeline that chooses tokens from whole rows of logits."""
         from vllm_dllm.engine.token_choice import MaskedPipeline
 
-        return MaskedPipeline(
-            self.parts, self.mask_token, self.statistics, self.kernels, self.compile
-        )
+        made = MaskedPipeline
+        if self.triton:
+            from vllm_dllm.engine.token_choice_triton import MaskedKernelPipeline
+
+            made = MaskedKernelPipeline
+        return made(self.parts, self.mask_token, self.statistics, self.compile)
 
     def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
         """See `Readout`."""
@@ -77,8 +82,7 @@ class MaskedReadout:
             or plan.needs_rows
             or plan.constraint is not None
             or plan.adjust is not None
-            or plan.ask is not None
-            or plan.batch.likeliest
+            or plan.reads_logits
         ):
             return self.pipeline.readings(self.head, hidden, plan, self.canvases)
         return Readings(self._likeliest(hidden, plan).view(-1, self.slots.length))
@@ -104,9 +108,9 @@ class MaskedReadout:
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
-        logits = self.head(hidden)
-        self.statistics(logits, self.mask_token, False)
-        self.pipeline.warm_up(logits)
+        if self.kernels is not None:
+            self.kernels.warm_up(hidden, self.mask_token)
+        self.pipeline.warm_up(self.head(hidden))
 
 
 class ShiftedReadout(MaskedReadout):

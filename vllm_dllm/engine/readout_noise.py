@@ -6,7 +6,6 @@ over the head, one canvas at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.ops.statistics.tiled import Result, average, example_budgets, tiled_statistics
+from vllm_dllm.ops.statistics.tiled import average, example_budgets, tiled_statistics
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.token_choice import NoisePipeline
@@ -38,22 +37,17 @@ class NoiseReadout:
     """See `Readout`; it also computes the soft embedding."""
 
     canvases = 1
+    triton = False
 
     def __init__(
-        self,
-        head: Head,
-        slots: SlotState,
-        parts: OptionalParts,
-        compile: bool = False,
-        statistics: Callable[..., Result] = tiled_statistics,
+        self, head: Head, slots: SlotState, parts: OptionalParts, compile: bool = False
     ) -> None:
         self.head = head
         self.head_alone = replace(head, embedding=None)  # for batches in which no canvas goes on
         self.slots = slots
         self.parts = parts
         self.tile_bytes = TILE_BYTES_CPU if slots.device.type == "cpu" else TILE_BYTES_GPU
-        self.triton = statistics is not tiled_statistics
-        self.statistics: Callable[..., Result] = partial(statistics, compile=compile)
+        self.statistics = partial(tiled_statistics, compile=compile)
         self.noise = compiled(step_noise) if compile else step_noise
 
     @cached_property
@@ -107,8 +101,9 @@ class NoiseReadout:
         for index in np.flatnonzero(needs).tolist():
             logits = self.head.whole(hidden[index * length : (index + 1) * length])
             own = slice(index, index + 1)
-            own_request = plan.part(index, index + 1)
-            chosen = self.pipeline.read(logits, own_request, keys[own], readings.noise[own])
+            one = plan.part(index, index + 1)
+            changes = self.parts.rows.changes(one)
+            chosen = self.pipeline.read(logits, one, keys[own], readings.noise[own], changes)
             for field in fields(SampledStatistics):
                 getattr(readings.statistics, field.name)[index] = getattr(
                     chosen.statistics, field.name

@@ -20,11 +20,8 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import copy_into, to_device
+from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.vllm_seams.channels import Failure
-
-# The largest score, by the dtype of logits. It stays finite when divided by any temperature (at
-# least 0.01).
-MOST_SCORE = {torch.float32: 1e30, torch.bfloat16: 1e30, torch.float16: 6e4}
 
 
 class RowWork(IntFlag):
@@ -150,6 +147,11 @@ COSTLY = RowOptions(
     logprobs=20,
 )
 
+# What the steps of a batch share: its changes but for `early` and `counts`, the slots that these
+# are of (int64, None if there are none), and requests that are left without a token, bool [n, 2],
+# everywhere and at early positions.
+Vectors = tuple[RowChanges, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
 
 class RowOptionState:
     """The options of the requests in all slots, and how they change the rows of a step.
@@ -158,7 +160,7 @@ class RowOptionState:
     """
 
     COUNTS = ("prompt_length", "min_tokens", "top_k")
-    SHARES = ("top_p", "min_p", "presence", "frequency", "repetition")
+    SHARES = ("repetition", "frequency", "presence", "top_p", "min_p")
 
     def __init__(self, slots: SlotState) -> None:
         self.slots = slots
@@ -168,18 +170,35 @@ class RowOptionState:
         # On the host, the `RowWork` and `RowOptions.records` of each slot.
         self.work: np.ndarray = np.zeros(count, dtype=np.int64)
         self.records: np.ndarray = np.zeros(count, dtype=bool)
-        # Parameters by their name in `RowOptions`; meaningless for slots without options.
-        counts, shares = (count, len(self.COUNTS)), (count, len(self.SHARES))
-        self.counts = torch.zeros(counts, dtype=torch.int64, device=self._device)
-        self.shares = torch.zeros(shares, device=self._device)
+        # Parameters by their name in `RowOptions`; those of slots without options filter nothing.
+        self.counts = torch.zeros((count, 3), dtype=torch.int64, device=self._device)
+        self.shares = torch.zeros((count, 5), device=self._device)
+        self._set(slice(None), RowOptions())
         # By slot, only for requests that have them: float32 and bool, [vocabulary] each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
+        # By slot, where requests are left without a token: everywhere, or at early positions only.
+        self._no_token: dict[int, bool] = {}
+        self._vectors: tuple[bytes, Vectors] | None = None  # those of the last batch, and its slots
+
+    def _set(self, slot: int | slice, options: RowOptions) -> None:
+        """Set the parameters of a slot."""
+        # A k of the whole vocabulary keeps every token.
+        top_k = min(options.top_k or self._vocabulary, self._vocabulary)
+        known = replace(options, top_k=top_k)
+        for numbers, names in ((self.counts, self.COUNTS), (self.shares, self.SHARES)):
+            values = torch.tensor([getattr(known, name) for name in names], dtype=numbers.dtype)
+            copy_into(numbers[slot], values)
 
     def leave(self, slot: int) -> None:
         """Drop the options of the request in ``slot``, if it has any."""
-        for kept in (self.by_slot, self._shift, self._ends):
+        if self.by_slot.pop(slot, None) is None:
+            return
+        for kept in (self._shift, self._ends, self._no_token):
             kept.pop(slot, None)
+        self._vectors = None
+        if self.work[slot] & RowWork.FILTERS:
+            self._set(slot, RowOptions())
         self.work[slot] = RowWork.NONE
         self.records[slot] = self.slots.needs_rows[slot] = self.slots.reports[slot] = False
 
@@ -187,106 +206,131 @@ class RowOptionState:
         """Store the options of the request that enters ``slot``."""
         self.leave(slot)
         self.by_slot[slot] = options
+        self._vectors = None
         self.slots.needs_rows[slot] = True
         self.slots.reports[slot] = options.reports
         self.records[slot] = options.records
         self.work[slot] = work = options.work
         if not work:
             return
-        # A k of the whole vocabulary keeps every token. So does a tiny share, whose logarithm is
-        # finite.
-        top_k = min(options.top_k or self._vocabulary, self._vocabulary)
-        neutral = replace(options, top_k=top_k, min_p=max(options.min_p, 1e-30))
-        for numbers, names in ((self.counts, self.COUNTS), (self.shares, self.SHARES)):
-            values = torch.tensor([getattr(neutral, name) for name in names], dtype=numbers.dtype)
-            copy_into(numbers[slot], values)
+        self._set(slot, options)
+        allowed: np.ndarray = np.ones(self._vocabulary, dtype=bool)
         if work & RowWork.SHIFT:
-            self._shift[slot] = to_device(options.shift(self._vocabulary), self._device)
+            shift = options.shift(self._vocabulary)
+            allowed = shift > -np.inf
+            self._shift[slot] = to_device(shift, self._device)
         if work & RowWork.MIN_TOKENS:
             is_end: np.ndarray = np.zeros(self._vocabulary, dtype=bool)
             # A tokenizer's end token may have an id outside the head.
             is_end[[end for end in options.ends if end < self._vocabulary]] = True
             self._ends[slot] = to_device(is_end, self._device)
+            if allowed.any() and not (allowed & ~is_end).any():
+                self._no_token[slot] = False
+        if not allowed.any():
+            self._no_token[slot] = True
 
     def in_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that have options."""
         rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
         return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
 
-    def apply_biases(self, logits: torch.Tensor, plan: StepPlan) -> None:
-        """Bias the logits ``[n * L, vocabulary]`` of a batch, in place.
+    def changes(self, plan: StepPlan) -> RowChanges | None:
+        """The biases of a batch; None if no request has any.
 
-        For any parameters, the results are finite, or -inf for excluded tokens.
+        Requests that are left without a token fail.
         """
-        canvases = logits.view(-1, self.slots.length, logits.shape[1])
-        asking = self._asking(plan, RowWork.BIASES)
-        if asking is None:
-            return
-        index, slots, on_host, work = asking
-        own = canvases if index is None else canvases.index_select(0, index)
-        scores = own.float()  # the same tensor if it is float32 already
-        if work & RowWork.SHIFT:
-            none = torch.zeros(self._vocabulary, device=self._device)
-            shift = torch.stack([self._shift.get(slot, none) for slot in on_host.tolist()])[:, None]
-            scores.add_(shift).masked_fill_(shift == -torch.inf, -torch.inf)
-        if work & RowWork.MIN_TOKENS:
-            not_an_end = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-            ends = torch.stack([self._ends.get(slot, not_an_end) for slot in on_host.tolist()])
-            start = self.slots.start.index_select(0, slots)
-            before = start - self._number("prompt_length", slots)
-            nth = before[:, None] + self.slots.position  # in the output, [n, L]
-            too_early = nth < self._number("min_tokens", slots)[:, None]
-            scores.masked_fill_(too_early[..., None] & ends[:, None], -torch.inf)
-        ruled_out = scores == -torch.inf
-        if work & RowWork.PENALTIES:
-            self._penalise(scores, slots)
-        most = MOST_SCORE[own.dtype]
-        own.copy_(scores.clamp_(-most, most).masked_fill_(ruled_out, -torch.inf))
-        self.slots.fail(slots, ruled_out.all(2).any(1), Failure.NO_TOKEN_LEFT)
-        if index is not None:
-            canvases.index_copy_(0, index, own)
+        if not (self.work[plan.on_host] & RowWork.BIASES).any():
+            return None
+        key = plan.on_host.tobytes()
+        if self._vectors is None or self._vectors[0] != key:
+            self._vectors = key, self._vectors_of(plan.on_host)
+        shared, delayed, penalised, no_token = self._vectors[1]
+        if no_token is not None:
+            where = no_token[:, 0] | (no_token[:, 1] & self._early(plan.slots).any(1))
+            self.slots.fail(plan.slots, where, Failure.NO_TOKEN_LEFT)
+        if delayed is not None:
+            shared = replace(shared, early=self._early(delayed))
+        if penalised is not None:
+            penalties = self.shares[:, :3].index_select(0, penalised)
+            shared = replace(shared, counts=self._counts(penalised), penalties=penalties)
+        return shared
 
-    def _penalise(self, scores: torch.Tensor, slots: torch.Tensor) -> None:
-        """Apply vLLM's penalties to scores ``[n, L, vocabulary]``, in place."""
+    def _vectors_of(self, on_host: np.ndarray) -> Vectors:
+        """What the biases of these slots have in common in all steps."""
+        work, device = self.work[on_host], self._device
+        index: np.ndarray = np.full((len(on_host), 4), -1, dtype=np.int32)
+        slots = []
+        for column, kind in enumerate((RowWork.SHIFT, RowWork.MIN_TOKENS, RowWork.PENALTIES)):
+            where = np.flatnonzero(work & kind)
+            index[where, column] = np.arange(len(where))
+            slots.append(on_host[where])
+        shift = [self._shift[slot] for slot in slots[0].tolist()]
+        ends = [self._ends[slot] for slot in slots[1].tolist()]
+        delayed, penalised = (to_device(s, device) if len(s) else None for s in slots[1:])
+        no_token = None
+        if any(slot in self._no_token for slot in on_host.tolist()):
+            found = [self._no_token.get(slot) for slot in on_host.tolist()]
+            no_token = to_device(np.array([[f is True, f is False] for f in found]), device)
+        # What no canvas has is never read.
+        none = RowChanges.none(len(on_host), device)
+        changes = replace(none, on_host=index, index=to_device(index, device))
+        if shift:
+            changes = replace(changes, shift=torch.stack(shift))
+        if ends:
+            changes = replace(changes, ends=torch.stack(ends))
+        return changes, delayed, penalised, no_token
+
+    def _early(self, slots: torch.Tensor) -> torch.Tensor:
+        """Positions before `min_tokens`, bool ``[n, L]``, of ``slots`` (int64 ``[n]``)."""
+        numbers = self.counts.index_select(0, slots)
+        first = self.slots.start.index_select(0, slots) - numbers[:, 0]  # in the output
+        return first[:, None] + self.slots.position < numbers[:, 1:2]
+
+    def _counts(self, slots: torch.Tensor) -> torch.Tensor:
+        """How often each token was seen, and how often in the output: int32 ``[n, 2, ids]``."""
         history = self.slots.history.index_select(0, slots)
         tokens = history.long().clamp_(0, self._vocabulary - 1)  # [n, positions]
         prompt_length = self._number("prompt_length", slots)[:, None]
         start = self.slots.start.index_select(0, slots)[:, None]
         position = torch.arange(tokens.shape[1], device=tokens.device)
         before = position < torch.maximum(start, prompt_length)
-        seen = torch.zeros((len(slots), self._vocabulary), device=scores.device)
-        count = torch.zeros_like(seen)
-        seen.scatter_add_(1, tokens, before.float())
-        count.scatter_add_(1, tokens, (before & (position >= prompt_length)).float())
+        shape = len(slots), 2, self._vocabulary
+        counts = torch.zeros(shape, dtype=torch.int32, device=start.device)
+        seen, output = counts.unbind(1)
+        seen.scatter_add_(1, tokens, before.int())
+        output.scatter_add_(1, tokens, (before & (position >= prompt_length)).int())
         if self.slots.kind.blocks > 1:
             place = self.slots.position
             finished = place < self.slots.finished_end(slots)[:, None]
             finished &= start + place >= prompt_length
             canvas = self.slots.tokens.index_select(0, slots).clamp_max(self._vocabulary - 1)
-            for numbers in (seen, count):
-                numbers.scatter_add_(1, canvas, finished.float())
+            for numbers in (seen, output):
+                numbers.scatter_add_(1, canvas, finished.int())
+        return counts
 
-        def number(name: str) -> torch.Tensor:
-            return self._number(name, slots)[:, None]
+    def filters(self, plan: StepPlan) -> tuple[torch.Tensor, ...] | None:
+        """The filters of the canvases of a batch, ``[n]`` each; None if no request has any.
 
-        repetition = torch.where(seen > 0, number("repetition"), 1.0)[:, None]
-        positive = scores > 0
-        # Keep only one large temporary alive at a time.
-        scores.div_(torch.where(positive, repetition, 1.0))
-        scores.mul_(torch.where(positive, 1.0, repetition))
-        scores.sub_((number("frequency") * count + number("presence") * (count > 0))[:, None])
+        These are `min_p` (float32), `top_k` (int64) and `top_p` (float32), in the order in which
+        they apply.
+        """
+        if not (self.work[plan.on_host] & RowWork.FILTERS).any():
+            return None
+        return tuple(self._number(name, plan.slots) for name in ("min_p", "top_k", "top_p"))
 
     def filtered(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Return logits ``[n * L, vocabulary]`` in which tokens that filters exclude are -inf.
 
         If no request has a filter, the given logits are returned.
         """
-        asking = self._asking(plan, RowWork.FILTERS)
-        if asking is None:
+        of_each = self.work[plan.on_host] & RowWork.FILTERS
+        if not of_each.any():
             return logits
-        index, slots, _, work = asking
-        canvases = logits.view(-1, self.slots.length, logits.shape[1])
-        own = logits if index is None else canvases.index_select(0, index).flatten(0, 1)
+        canvases, slots, index = logits.unflatten(0, (len(of_each), -1)), plan.slots, None
+        if not of_each.all():
+            index = to_device(np.flatnonzero(of_each), slots.device)
+            canvases, slots = canvases.index_select(0, index), slots.index_select(0, index)
+        own, work = canvases.flatten(0, 1), int(np.bitwise_or.reduce(of_each))
 
         def per_row(name: str) -> torch.Tensor:
             return self._number(name, slots).repeat_interleave(self.slots.length)
@@ -296,31 +340,13 @@ class RowOptionState:
             own = own.masked_fill(own < floor[:, None], -torch.inf)
         k = per_row("top_k").int() if work & RowWork.TOP_K else None  # as vLLM's filter expects
         p = per_row("top_p") if work & RowWork.TOP_P else None
-        if own is logits and (k is not None or p is not None):
+        if index is None and not work & RowWork.MIN_P:
             own = own.clone()  # vLLM's filters write
         own = apply_top_k_top_p(own, k, p)
         if index is None:
             return own
-        own = own.view(-1, self.slots.length, own.shape[1])
-        return canvases.index_copy(0, index, own).flatten(0, 1)
-
-    def _asking(
-        self, plan: StepPlan, work: RowWork
-    ) -> tuple[torch.Tensor | None, torch.Tensor, np.ndarray, RowWork] | None:
-        """The canvases of a batch whose requests ask for any of this work; None if there are none.
-
-        These are their positions in the batch (int64 ``[m]``, None for the whole batch), their
-        slots on the device and on the host, and all the work that they ask for together.
-        """
-        of_each = self.work[plan.on_host]
-        asks = of_each & work > 0
-        if not asks.any():
-            return None
-        together = RowWork(int(np.bitwise_or.reduce(of_each[asks])))
-        if asks.all():
-            return None, plan.slots, plan.on_host, together
-        index = to_device(np.flatnonzero(asks), plan.slots.device)
-        return index, plan.slots.index_select(0, index), plan.on_host[asks], together
+        all_canvases = logits.unflatten(0, (len(of_each), -1))
+        return all_canvases.index_copy(0, index, own.view_as(canvases)).flatten(0, 1)
 
     def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""

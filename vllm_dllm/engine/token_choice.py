@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
 import torch
 
 from vllm_dllm.engine.contracts import MaskedRows, NoiseRows, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import CompiledOnce, compiled
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys
+from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import (
     RankedTokens,
     RowStatistics,
@@ -31,9 +31,6 @@ from vllm_dllm.ops.statistics.sampled import (
     with_drawn,
 )
 
-if TYPE_CHECKING:
-    from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
-
 # Maps (logits [rows, vocabulary], forbidden id, entropy) to statistics [rows], like
 # `row_statistics`.
 StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
@@ -46,14 +43,20 @@ Rows = TypeVar("Rows", MaskedRows, NoiseRows)
 class LogitsPipeline(Generic[Rows]):
     """The one place where whole rows of logits are changed, chosen from and reported."""
 
-    reports_raw: bool  # whether logprobs may come from raw logits
+    may_report_raw: bool  # whether logprobs may come from raw logits
 
     def __init__(self, parts: OptionalParts) -> None:
         self.slots = parts.slots
         self.parts = parts
 
-    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> Rows:
-        """Filter biased rows, and choose or draw tokens; arguments as for `read`."""
+    def choose(
+        self,
+        logits: torch.Tensor,
+        plan: StepPlan,
+        keys: torch.Tensor | None,
+        changes: RowChanges | None,
+    ) -> Rows:
+        """Bias and filter rows, and choose or draw tokens; arguments as for `read`."""
         raise NotImplementedError
 
     def read(
@@ -62,49 +65,41 @@ class LogitsPipeline(Generic[Rows]):
         plan: StepPlan,
         keys: torch.Tensor | None,
         noise: torch.Tensor | None = None,
+        changes: RowChanges | None = None,
     ) -> Rows:
-        """Choose the tokens of the ``n`` canvases of a plan.
+        """Choose the tokens of the ``n`` canvases of a plan from logits ``[n * L, vocabulary]``.
 
-        The logits ``[n * L, vocabulary]`` are overwritten with the biased ones. The keys of the
-        random numbers (int64 ``[n, L]``) are None if no request draws. `noise` are random tokens
-        (int64 ``[n, L]``) that an algorithm of uniform noise may choose.
+        The keys of the random numbers (int64 ``[n, L]``) are None if no request draws. `noise` are
+        random tokens (int64 ``[n, L]``) that an algorithm of uniform noise may choose. Logits in
+        float32 may be overwritten; `changes` are the biases.
         """
-        on_host = plan.on_host
-        if plan.adjust is not None:
-            ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
-            logits.scatter_add_(1, ids, amount.to(logits.dtype))
-        # The tokens to report are known only after biases have been applied.
-        raw = {}
-        for index, _, options in self._reported_raw(on_host):
-            own = logits.unflatten(0, (-1, self.slots.length))[index]
-            raw[index] = own.clone() if options.biases else own
-        if self.slots.needs_rows[on_host].any():
-            self.parts.rows.apply_biases(logits, plan)
-        chosen = self.choose(logits, plan, keys)
+        logits = self.adjusted(logits, plan)
+        chosen = self.choose(logits, plan, keys, changes)
         if plan.constraint is not None:
             plan.constraint.choose_paths(chosen, plan)
-        if self.slots.reports[on_host].any():
+        if self.slots.reports[plan.on_host].any():
+            raw = logits.unflatten(0, (-1, self.slots.length)) if self.reports_raw else None
 
             def scores_of(index: int, positions: slice) -> torch.Tensor:
-                rows = raw.get(index)
-                return chosen.reported(index, positions) if rows is None else rows[positions]
+                return chosen.reported(index, positions) if raw is None else raw[index, positions]
 
-            candidates = self._candidates(chosen.statistics, plan, noise)
-            self.parts.logprobs.capture(on_host, scores_of, candidates)
+            candidates = self.candidates(chosen.statistics, plan, noise)
+            self.parts.logprobs.capture(plan.on_host, scores_of, candidates)
         return chosen
 
-    def copies_rows(self, on_host: np.ndarray) -> bool:
-        """Whether logits of this batch (slots int ``[n]``) are copied before they are biased."""
-        return any(options.biases for _, _, options in self._reported_raw(on_host))
+    def adjusted(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """The logits after the algorithms' own changes, see `Algorithm.adjust`."""
+        if plan.adjust is None:
+            return logits
+        ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
+        return logits.float().scatter_add_(1, ids, amount)
 
-    def _reported_raw(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
-        """The requests whose logprobs come from raw logits, as from `LogprobReports.asking`."""
-        if not self.reports_raw or not self.slots.reports[on_host].any():
-            return []
-        reports = self.parts.logprobs
-        return reports.asking(on_host) if reports.of_raw_logits else []
+    @property
+    def reports_raw(self) -> bool:
+        """Whether logprobs come from logits before biases and filters."""
+        return self.may_report_raw and self.parts.logprobs.of_raw_logits
 
-    def _candidates(
+    def candidates(
         self, statistics: RowStatistics, plan: StepPlan, noise: torch.Tensor | None
     ) -> torch.Tensor:
         """The tokens that canvases may hold after `Algorithm.step`, int64 ``[n, L, C]``."""
@@ -123,21 +118,15 @@ class LogitsPipeline(Generic[Rows]):
 class MaskedPipeline(LogitsPipeline[MaskedRows]):
     """Chooses the likeliest token other than the mask, or a drawn one."""
 
-    reports_raw = True
+    may_report_raw = True
 
     def __init__(
-        self,
-        parts: OptionalParts,
-        mask_token: int,
-        statistics: StatisticsOfRows,
-        kernels: MaskedKernels | None,
-        compile: bool,
+        self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, compile: bool
     ) -> None:
-        """Choose with `statistics`, and draw with `kernels` or (maybe compiled) operators."""
+        """Choose with `statistics`, and draw with (maybe compiled) operators."""
         super().__init__(parts)
         self.mask_token = mask_token
         self.statistics = statistics
-        self.kernels = kernels
         self.draw = CompiledOnce(draw) if compile else draw
         self.keys = compiled(candidate_keys) if compile else candidate_keys
 
@@ -145,24 +134,27 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         """Read whole rows of logits of `canvases` canvases at a time; see `Readout.read`."""
         length, count = self.slots.length, len(plan.slots)
         statistics, logprob, asked, ranked = [], [], [], []
-        copies = self.copies_rows(plan.on_host)  # which double the memory
-        at_once = max(1, canvases // 2) if copies else canvases
+        changes = self.parts.rows.changes(plan) if plan.needs_rows else None
+        # What is copied before it is changed, or divided by temperatures, takes more memory.
+        copies = 1 + (changes is not None) + 2 * (plan.constraint is not None and plan.draws)
+        at_once = max(1, canvases // copies)
         for first in range(0, count, at_once):
             end = min(first + at_once, count)
             part, own = plan.part(first, end), hidden[first * length : end * length]
             part.rows = self._rows_of(part)
             logits = head(own if part.rows is None else own.index_select(0, part.rows))
             keys = self._keys_of(part.slots) if plan.draws else None
-            chosen = self.read(logits, part, keys)
+            of_part = None if changes is None else changes.part(slice(first, end))
+            chosen = self.read(logits, part, keys, changes=of_part)
             statistics.append(chosen.statistics)
             if chosen.logprob is not None:
                 logprob.append(chosen.logprob)
             if part.ask is not None:
                 ids = part.ask.flatten(0, 1)  # [rows, K]
-                total = logits.float().logsumexp(-1, keepdim=True)
-                asked.append(logits.gather(1, ids).float() - total)
+                total = chosen.logits.float().logsumexp(-1, keepdim=True)
+                asked.append(chosen.logits.gather(1, ids).float() - total)
             if part.batch.likeliest:
-                ranked.append(ranked_tokens(logits, self.mask_token, part.batch.likeliest))
+                ranked.append(ranked_tokens(chosen.logits, self.mask_token, part.batch.likeliest))
             del logits, chosen  # the rows of one part at a time
         joined = type(statistics[0]).join(statistics).view(-1, length)
         return Readings(
@@ -174,8 +166,7 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
 
     def _rows_of(self, plan: StepPlan) -> torch.Tensor | None:
         """See `StepPlan.rows`."""
-        whole = plan.adjust is not None or plan.ask is not None or plan.needs_logprob
-        whole = whole or plan.batch.likeliest > 0
+        whole = plan.adjust is not None or plan.reads_logits or plan.needs_logprob
         if whole or self.slots.needs_rows[plan.on_host].any():
             return None
         return plan.masked_rows()
@@ -185,19 +176,23 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         return self.keys(Counters.of_canvases(self.slots, slots)).view(-1, self.slots.length)
 
     def warm_up(self, logits: torch.Tensor) -> None:
-        """Call the functions that draw, see `Readout.warm_up`."""
-        keys = self._keys_of(torch.tensor([0], device=logits.device)).flatten()
-        if self.kernels is not None:
-            self.kernels.drawn(logits[: len(keys)], None, keys, self.mask_token)
-            return
+        """Call the functions that choose and draw, see `Readout.warm_up`."""
+        self._keys_of(torch.tensor([0], device=logits.device))
+        self.statistics(logits, self.mask_token, False)
         # Make it contiguous, as in a step: the head may return a view of a wider tensor.
         scaled = logits.float().contiguous()
         rows = torch.arange(len(logits), device=logits.device)
         self.draw(scaled, rows)
 
-    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> MaskedRows:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        plan: StepPlan,
+        keys: torch.Tensor | None,
+        changes: RowChanges | None,
+    ) -> MaskedRows:
         """See `LogitsPipeline`. Filters apply after the temperature."""
-        chosen = self._choose(logits, plan, keys)
+        chosen = self._choose(biased(logits, changes, copy=True), plan, keys)
         if plan.rows is None:
             return chosen
         count = len(plan.slots) * self.slots.length
@@ -224,21 +219,14 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         draws = temperature > 0
         needs_rows = self.slots.needs_rows[plan.on_host].any()
         constrained = self.slots.constrained[plan.on_host]
-        if self.kernels is not None and not needs_rows and not constrained.any():
-            drawn, weight = self.kernels.drawn(logits, temperature, flat, self.mask_token)
-            chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
-            return MaskedRows(chosen, greedy, logits, samples, logprob)
         tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
         kept = self.parts.rows.filtered(tempered, plan) if needs_rows else tempered
         chosen = greedy
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
-            if self.kernels is not None:  # a filter never excludes the likeliest token
-                drawn, weight = self.kernels.drawn(kept, None, flat, self.mask_token)
-            else:
-                drawn = self.draw(kept, flat)
-                weight = drawn_weight(greedy, tempered, drawn)
+            drawn = self.draw(kept, flat)
+            weight = drawn_weight(greedy, tempered, drawn)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
         return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
 
@@ -273,16 +261,38 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
 class NoisePipeline(LogitsPipeline[NoiseRows]):
     """Chooses the likeliest token and a drawn one, for one canvas per call."""
 
-    reports_raw = False
+    may_report_raw = False
 
-    def choose(self, logits: torch.Tensor, plan: StepPlan, keys: torch.Tensor | None) -> NoiseRows:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        plan: StepPlan,
+        keys: torch.Tensor | None,
+        changes: RowChanges | None,
+    ) -> NoiseRows:
         """See `LogitsPipeline`. Filters apply before the temperature."""
         assert keys is not None
-        kept = logits
+        kept = logits = biased(logits, changes)
         if self.slots.needs_rows[plan.on_host].any():
             kept = self.parts.rows.filtered(logits, plan)
         temperature, flat = plan.temperature.expand(self.slots.length), keys[0]
         statistics, distribution = sampled_statistics(kept, temperature, flat)
-        plain = self.slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
-        divisor = torch.where(plain, 1.0, plan.temperature)
-        return NoiseRows(statistics, distribution, kept, flat, divisor)
+        return NoiseRows(statistics, distribution, kept, flat, log_divisor(self.slots, plan))
+
+
+def biased(logits: torch.Tensor, changes: RowChanges | None, copy: bool = False) -> torch.Tensor:
+    """The logits ``[rows, vocabulary]`` in float32 and changed, unless there are no changes.
+
+    Without `copy`, logits in float32 are overwritten.
+    """
+    if changes is None or (changes.on_host < 0).all():  # nobody's in this part of the batch
+        return logits
+    scores = logits.to(torch.float32, copy=copy)
+    changes.apply(scores)
+    return scores
+
+
+def log_divisor(slots: SlotState, plan: StepPlan) -> torch.Tensor:
+    """By what the logits of uniform-noise canvases are divided before logprobs: ``[n]``."""
+    plain = slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
+    return torch.where(plain, 1.0, plan.temperature)

@@ -108,9 +108,9 @@ class BareModel:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, self.hidden, torch.add, scale)
             if triton:
-                from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+                from vllm_dllm.engine.token_choice_triton import NoiseKernelReadout
 
-                self.readout = NoiseReadout(head, *common, fused_statistics)
+                self.readout = NoiseKernelReadout(head, *common)
             else:
                 self.readout = NoiseReadout(head, *common)
         self.states = SimpleNamespace(

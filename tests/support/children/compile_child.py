@@ -23,13 +23,14 @@ CAPABILITY = 90
 class Case:
     """One specialisation of a kernel.
 
-    `types` has Triton's type ("*bf16", "i32", "fp32") of each argument that is not in `constants`;
-    those that are not in `unaligned` are known to be multiples of 16.
+    `types` has Triton's type ("*bf16", "i32", "fp32") of each argument that is not in `constants`,
+    or a list of types for a tuple, with None where the tuple has it. Those that are not in
+    `unaligned` are known to be multiples of 16.
     """
 
     module: str
     kernel: str
-    types: Mapping[str, str]
+    types: Mapping[str, Any]
     constants: Mapping[str, Any]
     unaligned: Sequence[str] = ()
     options: Mapping[str, int] = field(default_factory=dict)
@@ -78,14 +79,21 @@ def _compile(case: Case) -> Resources:
     known = set(case.types) | set(case.constants)
     if known != set(names):
         raise ValueError(f"{case.kernel}: {sorted(known ^ set(names))} do not match its arguments")
+    signature = {name: _typed(case.types.get(name)) for name in names}
+    leaves = {
+        path: (name, kind)
+        for name, types in case.types.items()
+        for path, kind in _leaves((names.index(name),), types)
+    }
     source = ASTSource(
         fn=kernel,
-        signature={name: case.types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in case.constants.items()},
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in case.constants.items()}
+        | {path: None for path, (_, kind) in leaves.items() if kind is None},
         attrs={
-            (names.index(name),): [["tt.divisibility", 16]]
-            for name, kind in case.types.items()
-            if name not in case.unaligned and kind[0] in "*i"
+            path: [["tt.divisibility", 16]]
+            for path, (name, kind) in leaves.items()
+            if kind is not None and name not in case.unaligned and kind[0] in "*i"
         },
     )
     target = GPUTarget("cuda", CAPABILITY, 32)
@@ -94,6 +102,22 @@ def _compile(case: Case) -> Resources:
     with redirect_stdout(StringIO()) as log:
         found = triton.compile(source, target=target, options=dict(case.options))
     return _resources(log.getvalue(), found.asm["ptx"], found.metadata.shared)
+
+
+def _typed(kind: Any) -> Any:
+    """A type, or a tuple of them, as Triton's signatures have it."""
+    if isinstance(kind, list | tuple):
+        return tuple(map(_typed, kind))
+    return "constexpr" if kind is None else kind
+
+
+def _leaves(path: tuple[int, ...], kind: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The types in a type, and where they are."""
+    if not isinstance(kind, list | tuple):
+        yield path, kind
+        return
+    for index, inner in enumerate(kind):
+        yield from _leaves((*path, index), inner)
 
 
 def _resources(log: str, ptx: str, shared: int) -> Resources:

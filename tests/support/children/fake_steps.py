@@ -30,14 +30,27 @@ from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.engine import constraints, readout_masked, readout_noise, step, token_choice
+from vllm_dllm.engine import (
+    constraints,
+    readout_masked,
+    readout_noise,
+    step,
+    token_choice,
+    token_choice_triton,
+)
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
 from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
-from vllm_dllm.ops.statistics import rows_triton, soft_embedding_triton, tiled
+from vllm_dllm.ops.statistics import (
+    filters_triton,
+    rows_triton,
+    scores_triton,
+    soft_embedding_triton,
+    tiled,
+)
 from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Published
 
 
@@ -188,8 +201,8 @@ def smaller(model: Published) -> Published:
 
 
 # The modules of Triton kernels, and those that compile functions.
-KERNELS = (rows_triton, soft_embedding_triton, paths_triton)
-COMPILING = (step, token_choice, readout_masked, readout_noise, soft_embedding_triton, tiled)
+KERNELS = (rows_triton, scores_triton, filters_triton, soft_embedding_triton, paths_triton)
+COMPILING = (step, token_choice, token_choice_triton, readout_masked, readout_noise, tiled)
 
 
 class Launches:

@@ -12,6 +12,7 @@ KERNELS = {
     "attention": ("attention.launch_triton", "paged_attention"),
     "head": ("statistics.rows_triton", "head_statistics"),
     "rows": ("statistics.rows_triton", "logits_statistics"),
+    "write": ("statistics.scores_triton", "write_kernel"),
     "weights": ("statistics.soft_embedding_triton", "weights_kernel"),
 }
 

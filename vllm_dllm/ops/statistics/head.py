@@ -48,6 +48,11 @@ class Head:
         begin = self.ids.start
         return None if self.embedding is None else self.embedding[first - begin : end - begin]
 
+    def products(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, ids]`` of this rank's ids in the dtype of `weight`, without soft cap."""
+        assert self.weight is not None
+        return torch.nn.functional.linear(hidden, self.weight[: len(self.ids)])
+
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` of all ranks' ids."""
         own = self.logits(hidden, self.ids.start, self.ids.stop)

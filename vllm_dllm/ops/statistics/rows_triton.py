@@ -1,13 +1,13 @@
 """Row statistics as Triton kernels, which pass over the vocabulary one tile of logits at a time.
 
-The logits are in memory, or they are computed from hidden states and the head and live in registers
-only. The sums of products are float32. As in a model's own head, they are rounded to the head's
-dtype and then soft-capped in float32, so logits that tie there also tie here; the lowest id wins.
+The logits are in memory (`LogitRows`), or they are computed from hidden states and the head and
+live in registers only. The sums of products are float32. As in a model's own head, they are rounded
+to the head's dtype and then soft-capped in float32, so logits that tie there also tie here; the
+lowest id wins.
 
 `rows_kernel` has a grid of (row tiles, splits of the vocabulary). Each program folds its tiles into
-a few numbers for each row (`fold`). `merge_kernel` merges the splits and draws a token:
-for that it computes the 64 logits of the drawn group a second time, from 64 rows of the head for
-each row of hidden states.
+a few numbers for each row (`fold`). `merge_kernel` merges the splits and draws a token, which needs
+the logits of the drawn group a second time: only rows in memory are drawn from.
 
 All numbers of a group of 64 ids are relative to the group's own maximum. A group's score therefore
 does not depend on tiles, splits or other rows, and neither does a sample, except where two scores
@@ -18,7 +18,6 @@ tie within rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -33,8 +32,10 @@ from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import GROUP, RowStatistics
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
+from vllm_dllm.ops.statistics.scores_triton import LogitRows, capped, empty, read_scores
 
-# A merge reads the states of all splits of a row at once.
+# A merge reads the states of all splits of a row at once. It is compiled for the most of them, and
+# what is not there costs nothing.
 MAX_SPLITS = 512
 # Two to a power below this is 0 in float32. Exponents are clamped to it, because 0 * -inf would be
 # NaN in the sums.
@@ -83,48 +84,51 @@ def tile_for(rows: int, dtype: torch.dtype) -> Tile:
 
 
 def logits_statistics(
-    logits: torch.Tensor,
+    rows: LogitRows,
     forbidden: int | None = None,
     temperature: torch.Tensor | None = None,
     keys: torch.Tensor | None = None,
+    first_id: int = 0,
     tile: Tile = IN_MEMORY,
 ) -> SoftmaxPartials:
-    """The results of one pass over logits; the other arguments are those of `head_statistics`.
+    """The results of one pass over rows of logits in memory.
 
-    Without keys, `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics`
-    computes, up to float32 rounding, because sums run in another order.
+    At least one token of a row must be left. Without keys and temperatures,
+    `SoftmaxPartials.greedy_statistics` makes of them what `rows.row_statistics` computes, up to
+    float32 rounding, because sums run in another order.
 
-    The logits ``[rows, vocabulary]`` (float32, bfloat16 or float16) have at least one row, of any
-    stride; ids are contiguous. -inf excludes a token; at least one token of a row must be left.
+    Args:
+        rows: at least one row.
+        forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
+        temperature: float32 ``[rows]``, at least 0; None for 1 in all rows.
+        keys: int64 ``[rows]``, see `noise.keyed.row_keys`; with None nothing is drawn, and the
+            sample is the argmax.
+        first_id: the id of the first column, on a rank that has a part of the ids.
+        tile: how to divide the work.
 
     Raises:
         ValueError: the ids of a row are not contiguous.
     """
-    if logits.stride(1) != 1 and logits.shape[1] > 1:
-        raise ValueError("logits must be contiguous along the vocabulary")
-    source = logits, logits.stride(0), None, 0, 0, None
-    return _statistics(source, range(logits.shape[1]), temperature, keys, forbidden, tile)
+    count, ids = rows.logits.shape
+    if not ids:
+        return SoftmaxPartials.empty(count, rows.logits.device)
+    numbered = range(first_id, first_id + ids)
+    return _statistics(
+        (None, rows.arguments), rows.logits, numbered, temperature, keys, forbidden, tile
+    )
 
 
 def head_statistics(
-    hidden: torch.Tensor,
-    head: Head,
-    temperature: torch.Tensor | None = None,
-    keys: torch.Tensor | None = None,
-    forbidden: int | None = None,
-    tile: Tile | None = None,
+    hidden: torch.Tensor, head: Head, forbidden: int | None = None, tile: Tile | None = None
 ) -> SoftmaxPartials:
-    """The partial results of one pass over this rank's part of the head.
+    """The partial results of one pass over this rank's part of the head, without logits in memory.
 
     `SoftmaxPartials.merge_ranks` merges those of all ranks. Ids are those of the whole vocabulary.
 
     Args:
         hidden: ``[rows, hidden]``, at least one row, of the dtype of the head's weight.
         head: the head; only its `weight`, `soft_cap` and ids are read.
-        temperature: float32 ``[rows]``, at least 0; None for 1 in all rows.
-        keys: int64 ``[rows]``, see `noise.keyed.row_keys`; with None nothing is drawn, and the
-            sample is the argmax.
-        forbidden: id that is never chosen or drawn but takes part in the normalisation, or None.
+        forbidden: as for `logits_statistics`.
         tile: how to divide the work, or None for `tile_for`.
 
     Raises:
@@ -133,7 +137,7 @@ def head_statistics(
     source, tile = product_arguments(hidden, head), tile or tile_for(len(hidden), hidden.dtype)
     if not len(head.ids):
         return SoftmaxPartials.empty(len(hidden), hidden.device)
-    return _statistics(source, head.ids, temperature, keys, forbidden, tile)
+    return _statistics((source, None), hidden, head.ids, None, None, forbidden, tile)
 
 
 class MaskedKernels:
@@ -144,24 +148,29 @@ class MaskedKernels:
 
     def from_hidden(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
         """The statistics of `row_statistics` from hidden states ``[rows, hidden]``."""
-        partials = head_statistics(hidden, self.head, forbidden=forbidden)
+        partials = head_statistics(hidden, self.head, forbidden)
         return partials.merge_ranks(self.head.shard).greedy_statistics(entropy)
 
+    def warm_up(self, hidden: torch.Tensor, forbidden: int) -> None:
+        """Compile `from_hidden` for every tile, with up to 128 hidden states."""
+        for rows in (16, 32, 64, 128):
+            self.from_hidden(hidden[:rows], forbidden, entropy=False)
+
     @staticmethod
-    def from_logits(logits: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """The statistics of `row_statistics` from logits ``[rows, vocabulary]``."""
-        return logits_statistics(logits, forbidden).greedy_statistics(entropy)
+    def from_logits(rows: LogitRows, forbidden: int, entropy: bool) -> RowStatistics:
+        """The statistics of `row_statistics` from rows of logits."""
+        return logits_statistics(rows, forbidden).greedy_statistics(entropy)
 
     @staticmethod
     def drawn(
-        logits: torch.Tensor, temperature: torch.Tensor | None, keys: torch.Tensor, forbidden: int
+        rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, forbidden: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
 
-        -inf excludes a token, but never the likeliest. Logits are divided by `temperature` (float32
-        ``[rows]``) where it is not 0; None stands for 1. The forbidden id is never drawn.
+        What is excluded is never drawn, but it must not be the likeliest token. Scores are divided
+        by `temperature` (float32 ``[rows]``) where it is not 0. The forbidden id is never drawn.
         """
-        found = logits_statistics(logits, forbidden, temperature, keys)
+        found = logits_statistics(rows, forbidden, temperature, keys)
         return found.sample, (found.scaled - found.best).exp()
 
 
@@ -184,22 +193,21 @@ def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
     return hidden, hidden.stride(0), head.weight, head.weight.stride(0), hidden.shape[1], cap
 
 
-def pass_constants(source: tuple[Any, ...], tile: Tile) -> dict[str, Any]:
-    """The constants of a kernel with `product`, given the first six arguments."""
-    even = source[4] % tile.depth == 0
-    return {"ROWS": tile.rows, "IDS": tile.ids, "DEPTH": tile.depth, "EVEN": even}
-
-
 def _statistics(
-    source: tuple[Any, ...],
+    source: tuple[tuple[Any, ...] | None, tuple[Any, ...] | None],
+    of_rows: torch.Tensor,
     ids: range,
     temperature: torch.Tensor | None,
     keys: torch.Tensor | None,
     forbidden: int | None,
     tile: Tile,
 ) -> SoftmaxPartials:
-    """Launch both kernels; `source` are their first six arguments, `ids` are this rank's."""
-    rows, device = len(source[0]), source[0].device
+    """Launch both kernels.
+
+    `source` are the arguments of `product` or of `read_scores`, `of_rows` has a row for each row,
+    and `ids` are this rank's.
+    """
+    rows, device = len(of_rows), of_rows.device
     row_tiles, id_tiles = triton.cdiv(rows, tile.rows), triton.cdiv(len(ids), tile.ids)
     barred = -1 if forbidden is None or forbidden not in ids else ids.index(forbidden)
     share = tiles_per_split(row_tiles, id_tiles, tile.resident * multiprocessors(device))
@@ -213,22 +221,18 @@ def _statistics(
         empty((rows,), torch.float32, device),
         *(rows, ids.start, len(ids), barred),
     )
+    even = source[0] is None or source[0][4] % tile.depth == 0
     rows_kernel[row_tiles, splits](
-        *common, share, **pass_constants(source, tile), num_warps=tile.warps, num_stages=tile.stages
-    )
+        *common, share, ROWS=tile.rows, IDS=tile.ids, DEPTH=tile.depth, EVEN=even,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     numbers, tokens = empty((6, rows), torch.float32, device), empty((2, rows), torch.int64, device)
     merge_kernel[(triton.cdiv(rows, tile.merged_rows),)](
-        *common, splits, numbers, tokens,
-        ROWS=tile.merged_rows, SPLITS=merge_width(splits), DEPTH=tile.depth, num_warps=4,
-    )  # fmt: skip
+        *common, splits, numbers, tokens, ROWS=tile.merged_rows, SPLITS=MAX_SPLITS, num_warps=4
+    )
     best, origin, drawn, scaled, total, weighted = numbers
     token, sample = tokens
     return SoftmaxPartials(best, token, origin, drawn, sample, scaled, total, weighted)
-
-
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Allocate a tensor that a kernel writes; tests replace this to fill it with garbage."""
-    return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 @cache
@@ -246,11 +250,6 @@ def tiles_per_split(row_tiles: int, id_tiles: int, at_once: int) -> int:
         if cost < least:
             best, least = share, cost
     return best
-
-
-def merge_width(splits: int) -> int:
-    """Splits that a merge, which is compiled for each width, reads at once."""
-    return max(16, int(triton.next_power_of_2(splits)))
 
 
 @triton.jit
@@ -359,15 +358,6 @@ def draw_in_group(x, group, inverse, low, high):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def capped(x, cap):  # type: ignore[no-untyped-def]
-    """``cap * tanh(x / cap)``, off by at most ``2e-7 * cap``; x if the cap is None."""
-    if cap is not None:
-        # Triton has no tanh. If the exponential overflows, the quotient is 0, which is right.
-        x = cap - (2.0 * cap) / (tl.exp(x * (2.0 / cap)) + 1.0)
-    return x
-
-
-@triton.jit
 def product(  # type: ignore[no-untyped-def]
     hidden, hidden_stride, weight, weight_stride, width, cap, row, head_row,
     EVEN: tl.constexpr, DEPTH: tl.constexpr,
@@ -389,26 +379,9 @@ def product(  # type: ignore[no-untyped-def]
     return capped(logits.to(weight.dtype.element_ty).to(tl.float32), cap)
 
 
-@triton.jit
-def group_product(  # type: ignore[no-untyped-def]
-    hidden, hidden_stride, weight, weight_stride, width, cap, row, head_row, DEPTH: tl.constexpr
-):
-    """Logits, float32 ``[rows, 64]``, of 64 rows of the head of its own for each row."""
-    step = tl.arange(0, DEPTH)
-    x_at = hidden + row.to(tl.int64)[:, None] * hidden_stride + step[None, :]
-    w_at = weight + (head_row.to(tl.int64) * weight_stride)[:, :, None] + step[None, None, :]
-    products = tl.zeros((head_row.shape[0], head_row.shape[1], DEPTH), tl.float32)
-    for start in range(0, width, DEPTH):
-        ok = start + step < width
-        x = tl.load(x_at + start, mask=ok[None, :], other=0.0).to(tl.float32)
-        w = tl.load(w_at + start, mask=ok[None, None, :], other=0.0).to(tl.float32)
-        products += x[:, None, :] * w
-    return capped(tl.sum(products, 2).to(weight.dtype.element_ty).to(tl.float32), cap)
-
-
 @triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "tiles_per_split"])
 def rows_kernel(  # type: ignore[no-untyped-def]
-    source, source_stride, weight, weight_stride, width, cap, temperature, keys,
+    of_product, of_scores, temperature, keys,
     numbers, ids, forbidden_logit, rows, first_id, count, forbidden, tiles_per_split,
     ROWS: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -416,8 +389,8 @@ def rows_kernel(  # type: ignore[no-untyped-def]
 
     Row tiles vary fastest, so that programs that run at the same time read the same part of the
     head. The rank's ids are `first_id` and the `count - 1` that follow; `forbidden` is counted from
-    the first one, and is -1 if there is none among them. `source` are hidden states, or logits if
-    `weight` is None. What a split leaves for the merge:
+    the first one, and is -1 if there is none among them. The logits are those of `product`, or of
+    `read_scores` if `of_product` is None. What a split leaves for the merge:
 
     - `numbers`, float32 ``[4, splits, rows]``: the largest logit, the sum of 2^d and the sum of
       d * 2^d with d = log2(e) * (logit - largest) / temperature, and the drawn group's score;
@@ -438,12 +411,15 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     for begin in range(start, tl.minimum(start + tiles_per_split * IDS, count), IDS):
         local = begin + tl.arange(0, IDS)  # this rank's ids, counted from 0
         allowed = local != forbidden
-        if weight is None:
-            at = source + near.to(tl.int64)[:, None] * source_stride + local[None, :]
-            x = tl.load(at, mask=(local < count)[None, :], other=float("-inf")).to(tl.float32)
+        if of_product is None:
+            logits, stride, cap, added, changes, floor, length = of_scores
+            x = read_scores(
+                logits, stride, cap, added, changes, floor, length, near, local[None, :], count
+            )  # fmt: skip
         else:
+            hidden, hidden_stride, weight, weight_stride, width, cap = of_product
             x = product(
-                source, source_stride, weight, weight_stride, width, cap,
+                hidden, hidden_stride, weight, weight_stride, width, cap,
                 near, tl.minimum(local, count - 1), EVEN, DEPTH,
             )  # fmt: skip
             allowed &= local < count
@@ -469,9 +445,9 @@ def rows_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["rows", "first_id", "count", "forbidden", "splits"])
 def merge_kernel(  # type: ignore[no-untyped-def]
-    source, source_stride, weight, weight_stride, width, cap, temperature, keys,
+    of_product, of_scores, temperature, keys,
     numbers, ids, forbidden_logit, rows, first_id, count, forbidden, splits, out, out_ids,
-    ROWS: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of some rows, and draw within the drawn group; the grid is (row tiles,).
 
@@ -489,24 +465,15 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     if keys is not None:
         low, high = split_key(tl.load(keys + near))
         local = group[:, None] - first_id + tl.arange(0, _GROUP)[None, :]
-        if weight is None:
-            at = source + near.to(tl.int64)[:, None] * source_stride + local
-            logits = tl.load(at, mask=local < count, other=float("-inf")).to(tl.float32)
-        else:
-            logits = group_product(
-                source, source_stride, weight, weight_stride, width, cap,
-                near, tl.minimum(local, count - 1), DEPTH,
-            )  # fmt: skip
-        allowed = (local < count) & (local != forbidden)
-        logits = tl.where(allowed, logits, float("-inf"))
-        sample, scaled = draw_in_group(logits, group, inverse, low, high)
+        logits, stride, cap, added, changes, floor, length = of_scores
+        x = read_scores(logits, stride, cap, added, changes, floor, length, near, local, count)
+        x = tl.where(local == forbidden, float("-inf"), x)
+        sample, scaled = draw_in_group(x, group, inverse, low, high)
     ok = row < rows
     tl.store(out + row, best, mask=ok)
     tl.store(out + rows + row, origin * inverse, mask=ok)
     tl.store(out + 2 * rows + row, drawn, mask=ok)
-    # The drawn logit was computed a second time and may differ in its last bits, but must not be
-    # larger than the largest.
-    tl.store(out + 3 * rows + row, tl.minimum(scaled, best), mask=ok)
+    tl.store(out + 3 * rows + row, scaled, mask=ok)
     tl.store(out + 4 * rows + row, total, mask=ok)
     tl.store(out + 5 * rows + row, weighted, mask=ok)
     tl.store(out_ids + row, token.to(tl.int64), mask=ok)

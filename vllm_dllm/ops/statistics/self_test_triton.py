@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
 from vllm_dllm.ops.statistics.rows_triton import head_statistics, logits_statistics
-from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.scores_triton import LogitRows
+from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
 # Row counts that fill each of `rows_triton`'s tiles, and a few groups of ids, the last one
@@ -43,6 +47,8 @@ def failures(head: Head, masked: bool) -> list[str]:
     for rows in ROWS:
         case = _Case(head, rows)
         checks = case.masked() if masked else case.noise()
+        if rows == ROWS[0]:
+            checks = chain(checks, case.options())
         failed += [f"{name} of {rows} rows" for name, passed in checks if not passed]
     return failed
 
@@ -69,18 +75,59 @@ class _Case:
 
     def _logits(self, hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """See `Head.logits`."""
-        weight, cap = self.head.weight, self.head.soft_cap
-        assert weight is not None
-        values = (hidden.double() @ weight[first:end].double().T).to(weight.dtype).float()
+        values, cap = self._products(hidden, first, end).float(), self.head.soft_cap
         return values if cap is None else values.div_(cap).tanh_().mul_(cap)
+
+    def _products(self, hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """The logits in the head's dtype, before the soft cap."""
+        weight = self.head.weight
+        assert weight is not None
+        return (hidden.double() @ weight[first:end].double().T).to(weight.dtype)
+
+    def options(self) -> Iterator[tuple[str, bool]]:
+        """The scores after changes, and the floors of filters, of canvases of four rows."""
+        draw, device = torch.Generator().manual_seed(1), self.hidden.device
+        count = len(self.hidden) // 4
+        own = torch.arange(count, dtype=torch.int32)
+        index = torch.stack([own, own % 2, own - 1, own], 1)
+        shift = torch.randn((count, IDS), generator=draw)
+        shift[:, ::3] = -torch.inf
+        changes = RowChanges(
+            index.numpy(),
+            index.to(device),
+            shift.to(device),
+            (torch.rand((2, IDS), generator=draw) < 0.1).to(device),
+            torch.tensor([[True, False] * 2, [False, True] * 2], device=device),
+            torch.randint(0, 3, (count, 2, IDS), dtype=torch.int32, generator=draw).to(device),
+            torch.tensor([[1.5, 0.25, -0.5]], device=device).expand(count, 3).contiguous(),
+        )
+        plain = LogitRows(self._products(self.hidden, 0, IDS), 4, self.head.soft_cap)
+        want = self._logits(self.hidden, 0, IDS)
+        changes.apply(want)
+        ones = torch.ones(count, device=device)
+        rows = read_with(plain, changes, (ones / 1024, ones.long() * 20, ones * 0.75))
+        score = replace(rows, floor=None).whole()
+        excluded = want == -torch.inf
+        near = (score - want).masked_fill(excluded, 0).abs().max() <= 1e-4
+        yield "scores", bool(near & (score == want).masked_select(excluded).all())
+        p = want.softmax(-1)
+        best, order = p.sort(-1, descending=True)
+        best = torch.where((best >= best[:, :1] / 1024) & (best >= best[:, 19:20]), best, 0.0)
+        before = best.cumsum(-1) - best
+        kept = (best > 0) & (before < 0.75 * best.sum(-1, keepdim=True))
+        found = rows.whole().gather(1, order) > -torch.inf
+        # The last token may be on either side of its share, within rounding.
+        yield "filters", bool(((found.sum(-1) - kept.sum(-1)).abs() <= 1).all())
 
     def noise(self) -> Iterator[tuple[str, bool]]:
         """The kernels of a model of uniform noise."""
         given = self.hidden, self.head, self.temperature, self.keys
-        got, soft = fused_statistics(*given, 1 << 20)
         want, mean = tiled_statistics(*given, 1 << 26)
-        yield from _compared("head", got, want)
-        assert soft is not None
+        logits = self._products(self.hidden, 0, IDS)
+        rows = LogitRows(logits, len(logits), self.head.soft_cap)
+        partials = logits_statistics(rows, None, self.temperature, self.keys)
+        yield from _compared("rows", partials.sampled_statistics(self.temperature == 0), want)
+        soft = soft_embedding(rows, self.head, self.temperature, partials)
         assert mean is not None
         assert self.head.embedding is not None
         budget = SOFT_BUDGET[self.head.embedding.element_size() == 2]
@@ -93,7 +140,7 @@ class _Case:
         want = row_statistics(logits.clone(), FORBIDDEN, entropy=True)
         for name, partials in (
             ("head", head_statistics(self.hidden, self.head, forbidden=FORBIDDEN)),
-            ("rows", logits_statistics(logits, FORBIDDEN)),
+            ("rows", logits_statistics(LogitRows(logits, len(logits)), FORBIDDEN)),
         ):
             yield from _compared(name, partials.greedy_statistics(entropy=True), want)
 

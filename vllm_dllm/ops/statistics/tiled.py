@@ -278,5 +278,15 @@ def average(head: Head, distribution: torch.Tensor) -> torch.Tensor:
     if head.embedding is None:
         raise ValueError("this head has no embedding")
     own = distribution[:, head.ids.start : head.ids.stop]
-    soft = _add_product(own.new_zeros((len(own), head.embedding.shape[1])), own, head.embedding)
+    soft = product(own, head.embedding)
     return soft if head.shard is None else head.shard.sum(soft)
+
+
+def product(weight: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """``weight @ embedding``, float32 ``[rows, hidden]``; see `_add_product`."""
+    dtype = embedding.dtype
+    if dtype == torch.float32 or weight.device.type == "cpu":
+        return weight.float() @ embedding.float()
+    if torch.version.hip is not None:
+        return (weight.to(dtype) @ embedding).float()
+    return torch.mm(weight.to(dtype), embedding, out_dtype=torch.float32)
