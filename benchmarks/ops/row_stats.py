@@ -6,7 +6,7 @@ Needs torch and Triton only. Every shape's answers are checked against float64 o
 before it is timed; a wrong kernel ends the run with code 1. Times are compared with the machine's
 own copy bandwidth and matrix rate, and with what a user would have instead: whole rows of logits
 in torch (eager and compiled), the tiles of torch operators that this package uses elsewhere, and
-the product with the head alone. ``--sweep`` times other tiles of the first pass as well.
+the product with the head alone. ``--sweep`` times other tiles of a masked model's pass as well.
 
 Without a GPU only ``--quick`` works, with TRITON_INTERPRET=1: it checks tiny shapes in Triton's
 interpreter and times nothing.
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch._inductor.exc import InductorError
 
@@ -29,11 +30,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
 from vllm_dllm.ops.noise.keyed import row_keys
+from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
+from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
 from vllm_dllm.ops.statistics.rows_triton import Tile, head_statistics, logits_statistics
 from vllm_dllm.ops.statistics.sampled import draw
-from vllm_dllm.ops.statistics.soft_embedding_triton import fused_statistics
+from vllm_dllm.ops.statistics.scores_triton import LogitRows
+from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
 # The engine's own value on a GPU (`TILE_BYTES_GPU` in `vllm_dllm/engine/readout_noise.py`).
@@ -123,16 +128,40 @@ class Batch:
 
     def ours(self) -> tuple[RowStatistics, torch.Tensor | None]:
         """The statistics as the engine would compute them."""
-        if self.shape.soft:
-            return fused_statistics(self.hidden, self.head, self.temperature, self.keys, TILE_BYTES)
-        return self.first_pass(), None
+        if not self.shape.soft:
+            return self.first_pass(), None
+        rows = self.rows()
+        partials = logits_statistics(rows, None, self.temperature, self.keys)
+        soft = soft_embedding(rows, self.head, self.temperature, partials)
+        return partials.sampled_statistics(self.temperature == 0), soft
+
+    def rows(self) -> LogitRows:
+        """The rows of logits in memory."""
+        return LogitRows(self.head.products(self.hidden), self.shape.canvas, self.shape.cap)
+
+    def with_options(self) -> SoftmaxPartials:
+        """Biases, penalties, filters and a draw for every row, from logits in memory."""
+        shape, device = self.shape, self.hidden.device
+        count = shape.requests
+        index: np.ndarray = np.zeros((count, 4), dtype=np.int32)
+        changes = RowChanges(
+            index,
+            torch.from_numpy(index).to(device),
+            torch.zeros((1, shape.vocabulary), device=device),
+            torch.zeros((1, shape.vocabulary), dtype=torch.bool, device=device),
+            torch.ones((1, shape.canvas), dtype=torch.bool, device=device),
+            torch.ones((1, 2, shape.vocabulary), dtype=torch.int32, device=device),
+            torch.ones((1, 3), device=device),
+        )
+        ones = torch.ones(count, device=device)
+        filters = ones * 0.001, ones.long() * 50, ones * 0.9
+        rows = read_with(self.rows(), changes, filters, self.temperature)
+        return logits_statistics(rows, None, self.temperature, self.keys)
 
     def first_pass(self, tile: Tile | None = None) -> RowStatistics:
         """Statistics without the soft embedding."""
         if self.shape.soft:
-            partials = head_statistics(
-                self.hidden, self.head, self.temperature, self.keys, tile=tile
-            )
+            partials = logits_statistics(self.rows(), None, self.temperature, self.keys)
             return partials.sampled_statistics(self.temperature == 0)
         partials = head_statistics(self.hidden, self.head, forbidden=0, tile=tile)
         return partials.greedy_statistics(entropy=True)
@@ -162,7 +191,7 @@ def whole_rows(
 
 
 def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The alternatives by name; the last two are only parts of the work."""
+    """The alternatives by name; of the last two, one is more work, and one a part of it."""
     arguments = batch.hidden, batch.head, batch.temperature, batch.keys
     yield "eager", lambda: whole_rows(*arguments)
     compiled = torch.compile(whole_rows, dynamic=False)
@@ -170,7 +199,8 @@ def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "tiled", lambda: tiled_statistics(*arguments, TILE_BYTES)
     weight = batch.head.weight
     if not batch.shape.soft:
-        yield "product, rows", lambda: logits_statistics(batch.hidden @ weight.T, 0)
+        yield "product, rows", lambda: logits_statistics(batch.rows(), 0)
+    yield "options", batch.with_options
     yield "product alone", lambda: batch.hidden @ weight.T
 
 
@@ -314,7 +344,7 @@ def report(chosen: list[Shape], device: torch.device, args: argparse.Namespace) 
         return
     machine = measure()
     print(machine)
-    heads = "eager", "compiled", "tiled", "product, rows", "product alone"
+    heads = "eager", "compiled", "tiled", "product, rows", "options", "product alone"
     print(f"{'':24}{'ms':>9}{'pass 1':>9}{'copy':>6}{'matrix':>7}   times as long: {heads}")
     rows: dict[str, Any] = {}
     for shape in chosen:
@@ -326,7 +356,7 @@ def report(chosen: list[Shape], device: torch.device, args: argparse.Namespace) 
             f"{shape.name:24}{row['ms']:9.3f}{row['first_pass_ms']:9.3f}"
             f"{row['bandwidth']:6.0%}{row['matrix']:7.0%}{ratios}"
         )
-        if args.sweep:
+        if args.sweep and not shape.soft:
             row["sweep"] = sweep(batch)
             for name, ms in list(row["sweep"].items())[:5]:
                 print(f"    {ms:9.3f} ms  {name}")

@@ -51,6 +51,7 @@ class Cost:
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
+    written: int = 0  # bytes of new tensors
     copies: int = 0
     waits: list[str] = field(default_factory=list)
 
@@ -68,6 +69,7 @@ class Cost:
         return {
             "kernels": dict(files),
             "copies": self.copies,
+            "written": self.written,
             "waits": dict(Counter(self.waits)),
         }
 
@@ -86,6 +88,9 @@ class Cost:
     ) -> None:
         """Count an operator that has run: a copy between host and device, or a kernel."""
         name = func.overloadpacket.__name__
+        if not func.is_view:
+            given = {id(tensor) for tensor in _tensors((args, kwargs))}
+            self.written += sum(t.nbytes for t in results if _on_device(t) and id(t) not in given)
         if self._noted_copy(name, args, kwargs, results) or func.is_view or name in NO_KERNEL:
             return
         if any(map(_on_device, _tensors((args, kwargs)) + results)):

@@ -270,8 +270,7 @@ class ConstrainedStep:
             from vllm_dllm.ops.statistics.rows_triton import logits_statistics
             from vllm_dllm.ops.statistics.scores_triton import LogitRows
 
-            own = LogitRows(kept, self.window.forced.shape[1])
-            found = logits_statistics(own, keys=keys.flatten())
+            found = logits_statistics(LogitRows(kept, keys.shape[1]), keys=keys.flatten())
             share = found.greedy_statistics(entropy=False).probability.view(keys.shape)
             return FreeTokens(likeliest, found.sample.view(keys.shape), share, keys)
         token, total = torch.zeros_like(keys), torch.zeros(keys.shape)

@@ -101,7 +101,7 @@ def every_form(plain: LogitRows, temperature: torch.Tensor | None) -> Iterator[L
 
     Filters at this temperature, and scores in memory, are computed on the way.
     """
-    count, device = len(plain.logits) // plain.length, plain.logits.device
+    count, device = -(-len(plain.logits) // plain.length), plain.logits.device
     zero = torch.zeros(count, device=device)
     filters = zero, torch.zeros(count, dtype=torch.int64, device=device), zero
     for rows in plain, read_with(plain, None, filters, temperature):
@@ -197,9 +197,9 @@ class NoiseKernelReadout(NoiseReadout):
         self.noise(Counters.of_canvases(self.slots, slot), head.vocabulary)
         temperature = torch.ones(len(hidden), device=device)
         keys = torch.zeros(len(hidden), dtype=torch.int64, device=device)
-        forms = [LogitRows(head.products(hidden), len(hidden), head.soft_cap)]
+        forms = [LogitRows(head.products(hidden), self.slots.length, head.soft_cap)]
         if head.shard is not None:
-            forms.append(LogitRows(head.whole(hidden), len(hidden)))
+            forms.append(LogitRows(head.whole(hidden), self.slots.length))
         for plain in forms:
             for rows in every_form(plain, None):
                 partials = logits_statistics(rows, None, temperature, keys)

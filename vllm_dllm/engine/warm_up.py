@@ -71,16 +71,19 @@ def read_largest_batch(state: DiffusionModelState) -> None:
     canvases = min(state.max_num_reqs, state.max_num_tokens // state.served.window_length)
     hidden = _hidden(state, canvases * state.slots.length)
     costly = range(min(canvases, state.readout.canvases))
+    samples = state.slots.samples.copy()
+    state.slots.samples[:canvases] = True
     with torch.inference_mode():
-        state.readout.read(hidden, _plan(state, canvases, needs_rows=False))
-        for slot in costly:
-            state.parts.rows.enter(slot, COSTLY)
         try:
+            state.readout.read(hidden, _plan(state, canvases, needs_rows=False))
+            for slot in costly:
+                state.parts.rows.enter(slot, COSTLY)
             state.readout.read(hidden, _plan(state, canvases, needs_rows=True))
         finally:
             for slot in costly:
                 state.parts.leave(slot)
             state.parts.logprobs.pending.clear()
+            state.slots.samples[:] = samples
 
 
 def _plan(state: DiffusionModelState, canvases: int, needs_rows: bool) -> StepPlan:

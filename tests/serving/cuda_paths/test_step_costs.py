@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from tests.support.child import in_child
+from vllm_dllm.engine.readout_masked import HEAD_BYTES_GPU
+from vllm_dllm.engine.token_choice_triton import ROWS_BYTES
+from vllm_dllm.selftest.steps import MODELS
 
 PINNED = Path(__file__).with_name("step_costs.json")
 WARM = {"temperature": 0.7}
@@ -150,10 +153,28 @@ def test_nothing_waits(costs: dict[str, list[dict[str, Any]]]) -> None:
     assert {case: found for case, found in waits.items() if found} == {}
 
 
+def test_options_write_no_rows_of_logits(costs: dict[str, list[dict[str, Any]]]) -> None:
+    """What a step writes is the logits in the head's dtype; only constraints need more of them."""
+    for name, of in costs.items():
+        model, beside = MODELS[CASES[name]["model"]], CASES[name].get("beside", {})
+        budget = ROWS_BYTES if model.kind.mask_token is None else HEAD_BYTES_GPU
+        rows = 8 * model.kind.vocabulary * model.kind.length if "constrained" in name else 0
+        for count, cost in zip(sizes(name), of, strict=True):
+            most = budget * beside.get("passes", 1) + count * rows
+            assert cost["step"]["written"] <= most, name
+
+
 def test_costs_are_pinned(costs: dict[str, list[dict[str, Any]]]) -> None:
     pinned = json.loads(PINNED.read_text())
     assert set(pinned) == set(CASES)
     assert table(costs) == {name: pinned[name] for name in costs}
+
+
+def test_every_form_of_a_triton_kernel_is_compiled_at_the_start() -> None:
+    cases = [CASES[name] | {"canvases": n} for name in CASES for n in sizes(name)]
+    found = in_child("tests.support.children.fake_steps:forms", cases)
+    assert len(found) == len(cases)
+    assert {str(each["case"]): each["missing"] for each in found if each["missing"]} == {}
 
 
 if __name__ == "__main__":

@@ -54,15 +54,18 @@ def test_the_profile_run_reads_the_largest_batch(
         want = running.generate(prompts, params)
         state = running.runner.model_state
         before, read, seen = state_of(state.slots), state.readout.read, []
-        rows_of_logits, pipeline = [], state.readout.pipeline.read
+        rows_of_logits, drawn, pipeline = [], [], state.readout.pipeline.read
 
         def watched(hidden: torch.Tensor, request: Any) -> Any:
             seen.append((len(hidden), request.draws, request.needs_rows))
             return read(hidden, request)
 
-        def whole(logits: torch.Tensor, *rest: Any) -> Any:
+        def whole(logits: torch.Tensor, *rest: Any, **more: Any) -> Any:
             rows_of_logits.append(len(logits))
-            return pipeline(logits, *rest)
+            chosen = pipeline(logits, *rest, **more)
+            token = getattr(chosen.statistics, "sample", chosen.statistics.token)
+            drawn.append(not torch.equal(token, logits.argmax(-1)))
+            return chosen
 
         with monkeypatch.context() as patch:
             patch.setattr(state.readout, "read", watched)
@@ -71,6 +74,7 @@ def test_the_profile_run_reads_the_largest_batch(
         all_rows = SEATS * family.length
         assert set(seen) == {(all_rows, True, False), (all_rows, True, True)}
         assert max(rows_of_logits) == min(SEATS, state.readout.canvases) * family.length
+        assert all(drawn), "tokens are drawn while memory is measured"
         after = state_of(state.slots)
         for name, value in before.items():
             same = torch.equal if isinstance(value, torch.Tensor) else lambda a, b: (a == b).all()

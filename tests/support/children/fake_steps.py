@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import triton
 from canvas_grammar.decoding import paths_triton
+from canvas_grammar.decoding.path_finder import warm_up as warm_up_paths
 from torch._inductor import config
 from torch._inductor.graph import GraphLowering
 from torch.utils import _triton
@@ -38,6 +39,7 @@ from vllm_dllm.engine import (
     token_choice,
     token_choice_triton,
 )
+from vllm_dllm.engine.contracts import EXAMPLE_ROWS
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
@@ -215,6 +217,7 @@ class Launches:
     def __init__(self, generated: Mapping[str, int] | None = None) -> None:
         """Count with these numbers, or find them out, which runs every compiled function."""
         self.counts: Counter[str] = Counter()
+        self.forms: set[str] = set()  # for which kernels were compiled
         self.finds_out = generated is None
         self.codes: dict[str, str] = {}
         self.generated: dict[str, int] = dict(generated or {})
@@ -223,7 +226,7 @@ class Launches:
     def __enter__(self) -> Launches:
         for module in KERNELS:
             for name in [name for name in vars(module) if name.endswith("_kernel")]:
-                self._patch(module, name, _Kernel(name, self.counts))
+                self._patch(module, name, _Kernel(name, getattr(module, name), self))
             if hasattr(module, "empty"):
                 self._patch(module, "empty", _zeros)
         for module in COMPILING:
@@ -248,10 +251,12 @@ class Launches:
                 self.codes[name] = generated_code(function, *args, **how)
                 self.generated[name] = len(generated_kernels(self.codes[name]))
             cost = FakeDevice.cost
-            before = cost and cost.kernels.copy()
+            before = cost and (cost.kernels.copy(), cost.written)
             result = function(*args)
             if cost is not None and before is not None:
-                cost.kernels = before
+                cost.kernels, written = before
+                # Some of it stays in registers, and not even the rest has a size here.
+                cost.written = written
                 cost.kernels[f"compiled {name}"] += self.generated[name]
             return result
 
@@ -261,12 +266,39 @@ class Launches:
 class _Kernel:
     """Stands in for a Triton kernel, which is launched and not run."""
 
-    def __init__(self, name: str, counts: Counter[str]) -> None:
+    def __init__(self, name: str, kernel: Any, launches: Launches) -> None:
         self.name = name
-        self.counts = counts
+        self.kernel = kernel
+        self.launches = launches
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_, **__: self.counts.update([self.name])
+        return self._launch
+
+    def _launch(self, *args: Any, **kwargs: Any) -> None:
+        self.launches.counts.update([self.name])
+        given = dict(zip(self.kernel.arg_names, args, strict=False)) | kwargs
+        parameters = {parameter.name: parameter for parameter in self.kernel.params}
+        form = sorted((name, _form(v, parameters.get(name))) for name, v in given.items())
+        self.launches.forms.add(f"{self.name} {form}")
+
+
+def _form(value: Any, parameter: Any) -> Any:
+    """What Triton compiles a kernel for of an argument; `parameter` is None for an option."""
+    if isinstance(value, tuple):
+        return tuple(_form(each, parameter) for each in value)
+    if isinstance(value, torch.Tensor):
+        odd = value.storage_offset() * value.element_size() % 16 > 0
+        return f"{value.dtype}{' anywhere' * (odd and _is_aligned(parameter))}"
+    if not isinstance(value, int) or parameter is None or parameter.is_constexpr:
+        return str(value)
+    if parameter.do_not_specialize:
+        return "int"
+    kind = "1" if value == 1 else "int of 16" if value % 16 == 0 else "int"
+    return kind if kind == "1" or _is_aligned(parameter) else "int"
+
+
+def _is_aligned(parameter: Any) -> bool:
+    return not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -295,6 +327,27 @@ def generated(name: str) -> dict[str, int]:
     return steps_of_a_small_model(name).generated
 
 
+def _stepped(case: dict[str, Any], device: torch.device, launches: Launches) -> tuple[Cost, Cost]:
+    """Run one step, see `costs`: what an admission and the step cost."""
+    model, count = FakeModel(MODELS[case["model"]], device), case["canvases"]
+    requests, beside = case.get("requests", [{}]), case.get("beside", {})
+    for request in requests:
+        if "logit_bias" in request:  # JSON's keys are strings
+            biases = request["logit_bias"].items()
+            request["logit_bias"] = {int(token): bias for token, bias in biases}
+    model.admit(0, **requests[0])  # makes what the next one finds
+    with Cost() as admission:
+        model.admit(0, **requests[0])
+    for slot in range(count + beside.get("prefills", 0)):
+        model.admit(slot, **requests[slot % len(requests)])
+    batch = model.batch(count, **beside)
+    launches.counts.clear()
+    with Cost() as step:
+        model.step(batch)
+    step.kernels.update(launches.counts)
+    return admission, step
+
+
 def costs(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The costs of the first request's admission and of one step, for each case.
 
@@ -302,27 +355,29 @@ def costs(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     arguments of `FakeModel.admit` for each, in turns) and ``beside`` (more of `FakeModel.batch`).
     """
     for case in cases:
-        name, count = case["model"], case["canvases"]
+        name = case["model"]
         # Each admission unpacks its constraint.
         forgets = mock.patch.object(constraints, "MOST_BYTES_UNUSED", 0)
         with Launches(generated(name)) as launches, fake_accelerator() as device, forgets:
-            model = FakeModel(MODELS[name], device)
-            requests, beside = case.get("requests", [{}]), case.get("beside", {})
-            for request in requests:
-                if "logit_bias" in request:  # JSON's keys are strings
-                    biases = request["logit_bias"].items()
-                    request["logit_bias"] = {int(token): bias for token, bias in biases}
-            model.admit(0, **requests[0])  # makes what the next one finds
-            with Cost() as admission:
-                model.admit(0, **requests[0])
-            for slot in range(count + beside.get("prefills", 0)):
-                model.admit(slot, **requests[slot % len(requests)])
-            batch = model.batch(count, **beside)
-            launches.counts.clear()
-            with Cost() as step:
-                model.step(batch)
-            step.kernels.update(launches.counts)
+            admission, step = _stepped(case, device, launches)
         yield {"admission": admission.summary(), "step": step.summary()}
+
+
+def forms(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Of each case the forms of Triton kernels that are not compiled when a server starts."""
+    for name in sorted({case["model"] for case in cases}):
+        with Launches(generated(name)) as launches, fake_accelerator() as device:
+            model = FakeModel(MODELS[name], device)
+            model.readout.warm_up(model._hidden(EXAMPLE_ROWS))
+            warm_up_paths(device, model.slots.length)
+            ahead = launches.forms.copy()
+        assert ahead
+        for case in cases:
+            if case["model"] != name:
+                continue
+            with Launches(generated(name)) as launches, fake_accelerator() as device:
+                _stepped(case, device, launches)
+            yield {"model": name, "case": case, "missing": sorted(launches.forms - ahead)}
 
 
 TARGET = GPUTarget("cuda", 90, 32)

@@ -60,7 +60,7 @@ def read_with(
         return rows
     logits = rows.logits
     if changes is None:
-        changes = RowChanges.none(len(logits) // rows.length, logits.device)
+        changes = RowChanges.none(-(-len(logits) // rows.length), logits.device)
     rows = replace(rows, changes=changes)
     if filters is None:
         return replace(rows, floor=torch.full((len(logits),), -torch.inf, device=logits.device))
