@@ -5,8 +5,8 @@
 Needs torch and Triton only. Every shape's answers are checked against float64 on some of its rows
 before it is timed; a wrong kernel ends the run with code 1. Times are compared with the machine's
 own copy bandwidth and matrix rate, and with what a user would have instead: whole rows of logits
-in torch (eager and compiled), the tiles of torch operators that this package uses elsewhere, and
-the product with the head alone. ``--sweep`` times other tiles of a masked model's pass as well.
+in torch (eager and compiled), and the product with the head alone. ``--sweep`` times other tiles of
+a masked model's pass as well.
 
 Without a GPU only ``--quick`` works, with TRITON_INTERPRET=1: it checks tiny shapes in Triton's
 interpreter and times nothing.
@@ -39,10 +39,6 @@ from vllm_dllm.ops.statistics.rows_triton import Tile, head_statistics, logits_s
 from vllm_dllm.ops.statistics.sampled import draw
 from vllm_dllm.ops.statistics.scores_triton import LogitRows
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
-from vllm_dllm.ops.statistics.tiled import tiled_statistics
-
-# The engine's own value on a GPU (`TILE_BYTES_GPU` in `vllm_dllm/engine/readout_noise.py`).
-TILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,6 @@ def others(batch: Batch) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "eager", lambda: whole_rows(*arguments)
     compiled = torch.compile(whole_rows, dynamic=False)
     yield "compiled", lambda: compiled(*arguments)
-    yield "tiled", lambda: tiled_statistics(*arguments, TILE_BYTES)
     weight = batch.head.weight
     if not batch.shape.soft:
         yield "product, rows", lambda: logits_statistics(batch.rows(), 0)
@@ -344,7 +339,7 @@ def report(chosen: list[Shape], device: torch.device, args: argparse.Namespace) 
         return
     machine = measure()
     print(machine)
-    heads = "eager", "compiled", "tiled", "product, rows", "options", "product alone"
+    heads = "eager", "compiled", "product, rows", "options", "product alone"
     print(f"{'':24}{'ms':>9}{'pass 1':>9}{'copy':>6}{'matrix':>7}   times as long: {heads}")
     rows: dict[str, Any] = {}
     for shape in chosen:

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch._dynamo.utils import counters as dynamo
 
-from tests.support.ops.statistics_cases import case, check_equal
+from tests.support.ops.statistics_cases import case, check_equal, found_by
 from vllm_dllm.ops.compiled import CompiledOnce, compiled, compiling_ahead
 from vllm_dllm.ops.noise.keyed import Counters, candidate_keys, row_keys, step_noise
-from vllm_dllm.ops.statistics import tiled
 from vllm_dllm.ops.statistics.head import Head
-from vllm_dllm.ops.statistics.rows import EntropyStatistics, grouped_statistics, row_statistics
-from vllm_dllm.ops.statistics.sampled import draw
+from vllm_dllm.ops.statistics.rows import (
+    EntropyStatistics,
+    SampledStatistics,
+    grouped_statistics,
+    row_statistics,
+)
+from vllm_dllm.ops.statistics.sampled import draw, sampled_partials
 
 pytestmark = pytest.mark.slow
 
@@ -77,35 +81,23 @@ def test_noise() -> None:
             assert torch.equal(got.fresh, want.fresh)
 
 
-def tiles(c: dict[str, torch.Tensor], ids: int) -> tiled.Result:
-    rows = len(c["logits"])
-    head = Head(
-        lambda hidden, first, end: c["logits"][hidden[:, 0], first:end].clone(),
-        VOCABULARY,
-        c["embedding"],
-    )
-    index, budget = torch.arange(rows)[:, None], tiled.tile_bytes(rows, ids)
-    given = index, head, c["temperature"], c["keys"], budget
-    return tiled.tiled_statistics(*given, compile=True)
+def passes(c: dict[str, torch.Tensor]) -> tuple[SampledStatistics, torch.Tensor | None]:
+    head, given = Head(None, VOCABULARY, c["embedding"]), (c["temperature"], c["keys"])
+    return found_by(c["logits"], head, *given, compiled(sampled_partials))
 
 
-# Two tiles of two groups and a narrower last one, which is not compiled; a single tile.
-@pytest.mark.parametrize("ids", [128, 320])
-def test_tiles(ids: int) -> None:
-    with compiled_ahead(lambda rows: tiles(case(VOCABULARY, rows=8 + rows), ids)):
+def test_passes_over_scores() -> None:
+    with compiled_ahead(lambda rows: passes(case(VOCABULARY, rows=8 + rows))):
         for rows in (9, 24, 97):
             c = case(VOCABULARY, rows=rows)
-            check_equal(c, *tiles(c, ids))
-    if ids > VOCABULARY:
-        # To the bit, whatever stands beside a row: else a request's tokens could depend on its
-        # neighbours.
-        every, _ = tiles(c, ids)
-        for some in (slice(0, 32), slice(32, 64), slice(17, 49), slice(90, 97)):
-            part, _ = tiles(
-                {**{name: c[name][some] for name in c}, "embedding": c["embedding"]}, ids
-            )
-            for name, found in vars(part).items():
-                assert torch.equal(found, getattr(every, name)[some]), (name, some)
+            check_equal(c, *passes(c))
+    # To the bit, whatever stands beside a row: else a request's tokens could depend on its
+    # neighbours.
+    every, _ = passes(c)
+    for some in (slice(0, 32), slice(32, 64), slice(17, 49), slice(90, 97)):
+        part, _ = passes({**{name: c[name][some] for name in c}, "embedding": c["embedding"]})
+        for name, found in vars(part).items():
+            assert torch.equal(found, getattr(every, name)[some]), (name, some)
 
 
 def test_rows() -> None:

@@ -1,13 +1,15 @@
-"""Row statistics against float64, over whole rows and over tiles of the vocabulary."""
+"""Row statistics against float64, and of models of uniform noise against the reference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.ops.chi_square import follows
 from tests.support.ops.ranks import on_ranks
-from tests.support.ops.statistics_cases import case, check_equal
+from tests.support.ops.statistics_cases import case, check_equal, found_by
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import (
@@ -16,8 +18,13 @@ from vllm_dllm.ops.statistics.rows import (
     ranked_tokens,
     row_statistics,
 )
-from vllm_dllm.ops.statistics.sampled import drawn_logprob, drawn_weight, with_drawn
-from vllm_dllm.ops.statistics.tiled import TILE_COPIES, average, tile_shape, tiled_statistics
+from vllm_dllm.ops.statistics.sampled import (
+    drawn_logprob,
+    drawn_weight,
+    sampled_partials,
+    soft_embedding,
+    with_drawn,
+)
 
 FORBIDDEN = 3
 
@@ -142,60 +149,33 @@ def test_ranked_tokens_equal_a_sort(dtype: torch.dtype) -> None:
     assert torch.allclose(found.probability, allowed.softmax(1).gather(1, order))
 
 
-# ----------------------------------------------------------------------- tiles
+# -------------------------------------------------------------------- draws
 
 
-def tiled(c: dict[str, torch.Tensor], ids: int, rows: int = 24) -> tuple:
-    """The tiled function with tiles of exactly `ids` tokens, on rows that index the logits."""
-    index = torch.arange(len(c["logits"]))[:, None]
-    head = Head(
-        logits=lambda hidden, first, end: c["logits"][hidden[:, 0], first:end],
-        vocabulary=c["logits"].shape[1],
-        embedding=c["embedding"],
-    )
-    budget = 4 * TILE_COPIES * rows * ids
-    assert tile_shape(rows, head.vocabulary, budget) == (rows, min(ids, head.vocabulary))
-    return tiled_statistics(index, head, c["temperature"], c["keys"], budget)
+def head_of(c: dict[str, torch.Tensor], **changes: Any) -> Head:
+    """A head whose hidden states are row numbers of the logits."""
+
+    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        return c["logits"][hidden[:, 0], first:end]
+
+    given = {"embedding": c["embedding"], **changes}
+    return Head(logits, c["logits"].shape[1], **given)
 
 
-# One id; less than a group; whole groups; ragged ones in one tile and in many.
+# One id; less than a group; whole groups; a ragged one.
 @pytest.mark.parametrize("vocabulary", [1, 7, 128, 1000])
-@pytest.mark.parametrize("ids", [GROUP, 3 * GROUP, 32 * GROUP])
-def test_tiles_equal_whole_rows(vocabulary: int, ids: int) -> None:
-    c = case(vocabulary, seed=ids)
-    check_equal(c, *tiled(c, ids))
-
-
-def test_rows_are_split_too() -> None:
-    """More rows than a chunk holds: the same numbers as one by one."""
-    hidden, weight = random(5000, 4, seed=3, spread=1), random(9, 4, seed=4, spread=1)
-    head = Head(lambda h, a, b: h @ weight[a:b].T, 9, weight)
-    temperature, keys = torch.full((5000,), 0.7), row_keys(torch.arange(5000))
-    many, soft = tiled_statistics(hidden, head, temperature, keys, 1 << 20)
-    one, soft_one = tiled_statistics(hidden[4999:], head, temperature[4999:], keys[4999:], 1 << 20)
-    assert many.sample.shape == (5000,)
-    assert many.sample[4999] == one.sample[0]
-    torch.testing.assert_close(soft[4999], soft_one[0])
+def test_a_pass_equals_the_reference(vocabulary: int) -> None:
+    c = case(vocabulary, seed=vocabulary)
+    check_equal(c, *found_by(c["logits"], head_of(c), c["temperature"], c["keys"]))
 
 
 def test_samples_follow_the_distribution() -> None:
     """Also across groups: the two stages together must give the softmax."""
     rows, vocabulary = 20_000, 3 * GROUP + 10
     logits = random(1, vocabulary, seed=1, spread=2)
-    head = Head(lambda hidden, first, end: logits[:, first:end].repeat(len(hidden), 1), vocabulary)
     warmth, keys = torch.full((rows,), 0.8), row_keys(torch.arange(rows), 9)
-    statistics, soft = tiled_statistics(torch.zeros(rows, 1), head, warmth, keys, 1 << 20)
-    assert soft is None
-    assert follows(statistics.sample, (logits[0] / 0.8).softmax(-1))
-
-
-def test_a_tile_keeps_to_its_budget() -> None:
-    for rows in (1, 32, 8192):
-        for budget in (1 << 16, 1 << 25):
-            used_rows, ids = tile_shape(rows, 262_144, budget)
-            assert ids % GROUP == 0
-            least = 4 * TILE_COPIES * used_rows * GROUP
-            assert 4 * TILE_COPIES * used_rows * ids <= max(budget, least)
+    found, _ = sampled_partials(logits.repeat(rows, 1), warmth, keys)
+    assert follows(found.sample, (logits[0] / 0.8).softmax(-1))
 
 
 # ----------------------------------------------------------------------- ranks
@@ -205,25 +185,21 @@ def test_a_tile_keeps_to_its_budget() -> None:
 def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
     """Shards of whole groups draw the same; a rank may be left with padding alone."""
     c = case(vocabulary)
+    index, given = torch.arange(len(c["logits"]))[:, None], (c["temperature"], c["keys"])
 
-    def rank(shard: Shard) -> tuple:
-        head = Head(
-            logits=lambda hidden, a, b: c["logits"][hidden[:, 0], a:b],
-            vocabulary=vocabulary,
-            embedding=c["embedding"][shard.first : shard.end],
-            shard=shard,
-        )
-        index = torch.arange(len(c["logits"]))[:, None]
-        found = tiled_statistics(index, head, c["temperature"], c["keys"], 1 << 16)
-        whole = head.whole(index)
-        return *found, whole, average(head, whole.softmax(-1))
+    def rank(shard: Shard) -> tuple[Any, ...]:
+        head = head_of(c, embedding=c["embedding"][shard.first : shard.end], shard=shard)
+        own = head.logits(index, head.ids.start, head.ids.stop)
+        whole = head.of_all_ranks(own)
+        found, weight = sampled_partials(whole, *given)
+        mean = soft_embedding(weight, head, c["temperature"], found, found)
+        return *found_by(own, head, *given), whole, mean
 
     width = GROUP * -(-vocabulary // (GROUP * ranks))
     for got, got_soft, whole, mean in on_ranks(ranks, vocabulary, width, rank):
         check_equal(c, got, got_soft)
         assert torch.equal(whole, c["logits"])
-        plain = c["logits"].softmax(-1) @ c["embedding"]
-        torch.testing.assert_close(mean, plain, atol=1e-5, rtol=1e-5)
+        check_equal(c, got, mean)
 
 
 def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
@@ -241,7 +217,8 @@ def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
             shard=shard,
         )
         keys, temperature = row_keys(torch.arange(rows), 4), torch.ones(rows)
-        return tiled_statistics(torch.zeros(rows, 1), head, temperature, keys, 1 << 25)[0].sample
+        own = head.logits(torch.zeros(rows, 1), head.ids.start, head.ids.stop)
+        return found_by(own, head, temperature, keys)[0].sample
 
     samples, same = on_ranks(2, vocabulary, width, rank)
     assert torch.equal(samples, same)

@@ -14,7 +14,7 @@ from tests.support.ops.interpreter import interpreted
 from tests.support.ops.ranks import on_ranks
 from vllm_dllm.ops.noise import keyed
 from vllm_dllm.ops.noise.keyed import row_keys
-from vllm_dllm.ops.statistics import tiled
+from vllm_dllm.ops.statistics import sampled
 from vllm_dllm.ops.statistics.head import Head, Shard, logits_of
 from vllm_dllm.ops.statistics.row_changes import MOST_SCORE, RowChanges
 from vllm_dllm.ops.statistics.rows import (
@@ -196,8 +196,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for name, kernel in vars(module).items():
             if name.endswith("_kernel"):
                 monkeypatch.setattr(kernel, "run", counted(name, kernel.run))
-    for name in ("tiled_statistics", "_Running"):
-        monkeypatch.setattr(tiled, name, unread)
+    monkeypatch.setattr(sampled, "sampled_partials", unread)
     return found
 
 
@@ -326,7 +325,7 @@ def test_ranks_find_what_one_finds(vocabulary: int) -> None:
     temperature, keys = draws(9)
     width = GROUP * -(-vocabulary // (GROUP * ranks))
 
-    def rank(shard: Shard) -> tiled.Result:
+    def rank(shard: Shard) -> tuple[SampledStatistics, torch.Tensor]:
         # A rank's weight has rows of padding behind its ids.
         own = torch.full((width, 32), torch.nan, device=DEVICE)
         own[: max(0, shard.end - shard.first)] = case.head.weight[shard.first : shard.end]
@@ -630,12 +629,11 @@ def test_ties_of_the_head_and_of_draws(cap: float | None, spread: float) -> None
     # Two scores within float32 rounding may swap.
     sure = decided(scaled, keys) | (temperature == 0)
     assert sure.float().mean() > 0.998
-    for ids in (64, 192, head.vocabulary):
-        budget = tiled.tile_bytes(2048, ids)
-        want, _ = tiled.tiled_statistics(hidden, head, temperature, keys, budget)
-        assert torch.equal(got.token, want.token)
-        assert torch.equal(got.token, logits.argmax(-1))
-        assert torch.equal(got.sample[sure], want.sample[sure])
+    want, _ = sampled.sampled_partials(logits, temperature, keys)
+    want = want.sampled_statistics(temperature == 0)
+    assert torch.equal(got.token, want.token)
+    assert torch.equal(got.token, logits.argmax(-1))
+    assert torch.equal(got.sample[sure], want.sample[sure])
 
 
 @pytest.mark.slow

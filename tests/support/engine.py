@@ -128,15 +128,13 @@ def our_graphs() -> int:
 
     from vllm_dllm.ops.compiled import CompiledOnce
     from vllm_dllm.ops.noise.keyed import candidate_keys, step_noise
-    from vllm_dllm.ops.statistics import tiled as tiled_stats
     from vllm_dllm.ops.statistics.rows import grouped_statistics
-    from vllm_dllm.ops.statistics.sampled import draw
+    from vllm_dllm.ops.statistics.sampled import draw, sampled_partials
 
-    rows = (candidate_keys, draw, grouped_statistics, step_noise)
-    tiles = (tiled_stats._fold, tiled_stats._only_tile)
+    rows = (candidate_keys, draw, grouped_statistics, sampled_partials, step_noise)
     made = [one for one in gc.get_objects() if type(one) is CompiledOnce]
     once = sum(one._compiled is not None for one in made)
-    return once + sum(entries(function) for function in (*rows, *tiles))
+    return once + sum(entries(function) for function in rows)
 
 
 def count_calls(owner: Any, name: str) -> list[Any]:

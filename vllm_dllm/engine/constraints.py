@@ -35,7 +35,7 @@ from canvas_grammar.decoding import (
 )
 
 from vllm_dllm.decoding.blocks import open_blocks
-from vllm_dllm.engine.contracts import FollowedPaths, MaskedRows, NoiseRows, StepPlan
+from vllm_dllm.engine.contracts import FollowedPaths, MaskedRows, StepPlan
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
@@ -199,17 +199,11 @@ class ConstrainedStep:
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
-    def choose_paths(self, chosen: MaskedRows | NoiseRows, plan: StepPlan) -> None:
+    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
         """See `contracts.ConstrainedStep`."""
         slots = self.constraints.slots
         where = np.flatnonzero(slots.constrained[plan.on_host])
         if not len(where):
-            return
-        if isinstance(chosen, NoiseRows):
-            own, rows = chosen.statistics, chosen.logits[None]
-            chosen.statistics = self.choose_noise_paths(
-                own.view(1, -1), plan, where, chosen.keys[None], lambda *_: rows, 1
-            ).view(-1)
             return
         # Those that draw come last, because their logits are others.
         where = where[np.argsort(slots.samples[plan.on_host[where]], kind="stable")]

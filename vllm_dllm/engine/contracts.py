@@ -244,21 +244,6 @@ class MaskedRows:
         return rows.unflatten(0, (len(self.samples), -1))[index, positions]
 
 
-@dataclass
-class NoiseRows:
-    """The choice of a model of uniform noise from the rows of one canvas."""
-
-    statistics: SampledStatistics  # [L]; those of a constrained canvas have the tokens of its paths
-    distribution: torch.Tensor  # float32 [L, ids], the probabilities at the temperature
-    logits: torch.Tensor  # [L, ids], the biased and filtered logits
-    keys: torch.Tensor  # int64 [L], the keys of the random numbers
-    divisor: torch.Tensor  # float32 [1], by which logits are divided before logprobs are computed
-
-    def reported(self, index: int, positions: slice) -> torch.Tensor:
-        """See `MaskedRows.reported`."""
-        return self.logits[positions] / self.divisor
-
-
 @dataclass(frozen=True)
 class FollowedPaths:
     """The paths through a batch's canvases that its constraints chose."""
@@ -285,7 +270,7 @@ class ConstrainedStep(Protocol):
     def part(self, rows: slice) -> ConstrainedStep:
         """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
 
-    def choose_paths(self, chosen: MaskedRows | NoiseRows, plan: StepPlan) -> None:
+    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
         """Replace the tokens chosen for constrained canvases with those of paths, in place.
 
         `chosen` and `plan` are those of these canvases.

@@ -1,14 +1,9 @@
-"""The readout of a model of uniform noise, over tiles of the head.
-
-The logits of a whole batch never exist together. Requests that need whole rows take a second pass
-over the head, one canvas at a time.
-"""
+"""The readout of a model of uniform noise, from rows of logits of some canvases at a time."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,105 +14,161 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import compiled
 from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
+from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import SampledStatistics
-from vllm_dllm.ops.statistics.tiled import average, example_budgets, tiled_statistics
+from vllm_dllm.ops.statistics.sampled import sampled_partials, soft_embedding
 
-if TYPE_CHECKING:
-    from vllm_dllm.engine.token_choice import NoisePipeline
-
-# How many bytes a tile's temporaries may use. A small tile stays in a CPU's caches. On a GPU each
-# operator on a tile launches a kernel, so tiles are few and large.
-TILE_BYTES_CPU = 32 << 20
-TILE_BYTES_GPU = 1 << 30
-# What a logit takes while whole rows are computed: a bfloat16 product, and float32.
-WHOLE_BYTES = 6
+# How many bytes the temporaries of some canvases may use, and what a logit takes: float32 logits,
+# scaled ones, their distances to the largest, and weights.
+ROWS_BYTES_CPU = 256 << 20
+ROWS_BYTES_GPU = 1 << 30
+LOGIT_BYTES = 16
 
 
 class NoiseReadout:
     """See `Readout`; it also computes the soft embedding."""
 
-    canvases = 1
     triton = False
 
     def __init__(
         self, head: Head, slots: SlotState, parts: OptionalParts, compile: bool = False
     ) -> None:
         self.head = head
-        self.head_alone = replace(head, embedding=None)  # for batches in which no canvas goes on
         self.slots = slots
         self.parts = parts
-        self.tile_bytes = TILE_BYTES_CPU if slots.device.type == "cpu" else TILE_BYTES_GPU
-        self.statistics = partial(tiled_statistics, compile=compile)
+        most = ROWS_BYTES_CPU if slots.device.type == "cpu" else ROWS_BYTES_GPU
+        self.canvases = max(1, most // (LOGIT_BYTES * slots.length * head.vocabulary))
+        self.scored_at_once = self.canvases  # of how many canvases `scores` are asked for
         self.noise = compiled(step_noise) if compile else step_noise
-
-    @cached_property
-    def pipeline(self) -> NoisePipeline:
-        """The pipeline that chooses tokens from whole rows of logits."""
-        from vllm_dllm.engine.token_choice import NoisePipeline
-
-        return NoisePipeline(self.parts)
+        self.pass_over = compiled(sampled_partials) if compile else sampled_partials
+        self.finish = compiled(_finished) if compile else _finished
 
     def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
         """See `Readout`."""
         length, count = self.slots.length, len(plan.slots)
         drawn = self.noise(Counters.of_canvases(self.slots, plan.slots), self.head.vocabulary)
-        temperature = plan.temperature.repeat_interleave(length)
-        head = self.head if plan.may_go_on else self.head_alone
-        statistics, soft = self.statistics(hidden, head, temperature, drawn.keys, self.tile_bytes)
+        keys, noise = drawn.keys.view(count, length), drawn.renoise.view(count, length)
+        changes = self.parts.rows.changes(plan) if plan.needs_rows else None
+        found = []
+        for first in range(0, count, self.canvases):
+            own = slice(first, min(first + self.canvases, count))
+            part = plan if count <= self.canvases else plan.part(own.start, own.stop)
+            of_part = None if changes is None else changes.part(own)
+            rows = hidden[own.start * length : own.stop * length]
+            found.append(self._read_part(rows, part, (keys[own], noise[own]), of_part))
+        soft = [each for _, each in found if each is not None]
         all_full = isinstance(plan.width, int)
-        readings = Readings(
-            statistics.view(count, length),
-            noise=drawn.renoise.view(count, length),
+        return Readings(
+            SampledStatistics.join([statistics for statistics, _ in found]),
+            noise=noise,
             next_canvas=drawn.fresh.view(count, length) if all_full else None,
-            soft_embedding=None if soft is None else soft.view(count, length, -1),
+            soft_embedding=soft[0] if len(soft) == 1 else torch.cat(soft) if soft else None,
         )
-        if plan.needs_rows or plan.constraint is not None:
-            self._read_whole_rows(readings, hidden, plan, drawn.keys.view(count, length))
-        return readings
 
-    def _read_whole_rows(
-        self, readings: Readings, hidden: torch.Tensor, plan: StepPlan, keys: torch.Tensor
+    def _read_part(
+        self,
+        hidden: torch.Tensor,
+        plan: StepPlan,
+        drawn: tuple[torch.Tensor, torch.Tensor],
+        changes: RowChanges | None,
+    ) -> tuple[SampledStatistics, torch.Tensor | None]:
+        """Statistics ``[n, L]`` and soft embeddings ``[n, L, hidden]`` of some canvases."""
+        head, (keys, noise), (count, length) = self.head, drawn, drawn[0].shape
+        # What ranks merge is not enough for what chooses among the ids of all of them.
+        is_whole = head.shard is None or plan.needs_rows or plan.constraint is not None
+        rows = self.rows(hidden, plan, changes, is_whole)
+        temperature = plan.temperature.repeat_interleave(length)
+        first_id = 0 if is_whole else head.ids.start
+        own, weights = self.partials(rows, temperature, keys.flatten(), first_id)
+        merged = own if is_whole else own.merge_ranks(head.shard)
+        statistics = self.finish(merged, temperature).view(count, length)
+        if plan.constraint is not None:
+            follow = np.flatnonzero(self.slots.constrained[plan.on_host])
+            statistics = plan.constraint.choose_noise_paths(
+                statistics, plan, follow, keys,
+                lambda first, end: self.scores(rows, slice(first, end)), self.scored_at_once,
+            )  # fmt: skip
+        if self.slots.reports[plan.on_host].any():
+            self._report(rows, statistics, plan, noise)
+        if not plan.may_go_on or head.embedding is None:
+            return statistics, None
+        soft = self.soft(weights, temperature, own, merged)
+        return statistics, soft.view(count, length, -1)
+
+    def _report(
+        self, rows: Any, statistics: SampledStatistics, plan: StepPlan, noise: torch.Tensor
     ) -> None:
-        """Overwrite the readings of canvases that need whole rows of logits.
+        """Keep what logprobs are made of, at the temperature of the step."""
+        from vllm_dllm.engine.token_choice import candidates
 
-        Those that only have a constraint keep all but their tokens.
+        plain = self.slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
+        divisor = torch.where(plain, 1.0, plan.temperature)
+
+        def scores_of(index: int, positions: slice) -> torch.Tensor:
+            return self.scores(rows, slice(index, index + 1))[0, positions] / divisor[index]
+
+        found = candidates(self.slots, statistics, plan, noise)
+        self.parts.logprobs.capture(plan.on_host, scores_of, found)
+
+    def rows(
+        self, hidden: torch.Tensor, plan: StepPlan, changes: RowChanges | None, is_whole: bool
+    ) -> Any:
+        """The rows of canvases, of the ids of all ranks or of this rank's, with their options.
+
+        Filters apply before the temperature.
         """
-        state, length = self.slots, self.slots.length
-        soft = readings.soft_embedding
-        assert readings.noise is not None
-        needs = state.needs_rows[plan.on_host]
-        follow = np.flatnonzero(state.constrained[plan.on_host] & ~needs)
-        if plan.constraint is not None and len(follow):
-            assert isinstance(readings.statistics, SampledStatistics)
+        ids = self.head.ids
+        logits = self.head.logits(hidden, ids.start, ids.stop)
+        if is_whole:
+            logits = self.head.of_all_ranks(logits)
+        if changes is not None:
+            changes.apply(logits)
+        return self.parts.rows.filtered(logits, plan) if plan.needs_rows else logits
 
-            def logits_of(first: int, end: int) -> torch.Tensor:
-                rows = self.head.whole(hidden[first * length : end * length])
-                return rows.unflatten(0, (-1, length))
+    def partials(
+        self, rows: Any, temperature: torch.Tensor, keys: torch.Tensor, first_id: int
+    ) -> tuple[SoftmaxPartials, Any]:
+        """The results of one pass over the rows, and what `soft` takes."""
+        if not rows.shape[1]:
+            return SoftmaxPartials.empty(len(rows), rows.device), rows
+        return self.pass_over(rows, temperature, keys, first_id)
 
-            at_once = max(1, self.tile_bytes // (WHOLE_BYTES * length * self.head.vocabulary))
-            readings.statistics = plan.constraint.choose_noise_paths(
-                readings.statistics, plan, follow, keys, logits_of, at_once
-            )
-        for index in np.flatnonzero(needs).tolist():
-            logits = self.head.whole(hidden[index * length : (index + 1) * length])
-            own = slice(index, index + 1)
-            one = plan.part(index, index + 1)
-            changes = self.parts.rows.changes(one)
-            chosen = self.pipeline.read(logits, one, keys[own], readings.noise[own], changes)
-            for field in fields(SampledStatistics):
-                getattr(readings.statistics, field.name)[index] = getattr(
-                    chosen.statistics, field.name
-                )
-            if soft is not None:
-                soft[index] = average(self.head, chosen.distribution)
-            del logits, chosen  # the rows of one canvas at a time
+    def scores(self, rows: Any, canvases: slice) -> torch.Tensor:
+        """The scores of some canvases, float32 ``[canvases, L, vocabulary]``."""
+        own: torch.Tensor = rows.unflatten(0, (-1, self.slots.length))[canvases]
+        return own
+
+    def soft(
+        self,
+        weights: Any,
+        temperature: torch.Tensor,
+        own: SoftmaxPartials,
+        merged: SoftmaxPartials,
+    ) -> torch.Tensor:
+        """The soft embedding; the arguments are those of `sampled.soft_embedding`."""
+        return soft_embedding(weights, self.head, temperature, own, merged)
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
-        device, rows, length = hidden.device, len(hidden), self.slots.length
-        counters = Counters.of_canvases(self.slots, torch.tensor([0], device=device))
-        self.noise(counters, self.head.vocabulary)
-        temperature, keys = torch.zeros(rows, device=device), torch.arange(rows, device=device)
-        smallest_and_largest = length, length * len(self.slots.tokens)
-        for budget in example_budgets(rows, smallest_and_largest, self.head, self.tile_bytes):
-            self.statistics(hidden, self.head, temperature, keys, budget)
+        head, device = self.head, hidden.device
+        slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self.noise(Counters.of_canvases(self.slots, slot), head.vocabulary)
+        temperature = torch.ones(len(hidden), device=device)
+        keys = torch.zeros(len(hidden), dtype=torch.int64, device=device)
+        for rows in self.examples(hidden):
+            found, weights = self.partials(rows, temperature, keys, head.ids.start)
+            self.finish(found, temperature)
+            if head.embedding is not None:
+                self.soft(weights, temperature, found, found)
+
+    def examples(self, hidden: torch.Tensor) -> Iterator[Any]:
+        """Rows of every kind that a step reads."""
+        logits = self.head.logits(hidden, self.head.ids.start, self.head.ids.stop)
+        yield logits
+        if self.head.shard is not None:
+            yield self.head.of_all_ranks(logits)
+
+
+def _finished(partials: SoftmaxPartials, temperature: torch.Tensor) -> SampledStatistics:
+    return partials.sampled_statistics(temperature == 0)

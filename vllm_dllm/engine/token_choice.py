@@ -1,4 +1,4 @@
-"""The choice of tokens from whole rows of logits: bias, filter, draw, constrain, report.
+"""The choice of a masked model's tokens from rows of logits: bias, filter, draw, report.
 
 This module is loaded for the first batch in which a request draws or needs whole rows.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 import torch
 
-from vllm_dllm.engine.contracts import MaskedRows, NoiseRows, Readings, StepPlan
+from vllm_dllm.engine.contracts import MaskedRows, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.ops.compiled import CompiledOnce, compiled
@@ -27,7 +26,6 @@ from vllm_dllm.ops.statistics.sampled import (
     draw,
     drawn_logprob,
     drawn_weight,
-    sampled_statistics,
     with_drawn,
 )
 
@@ -37,94 +35,16 @@ StatisticsOfRows = Callable[[torch.Tensor, int, bool], RowStatistics]
 # Maps hidden states [rows, hidden] to logits [rows, vocabulary].
 Head = Callable[[torch.Tensor], torch.Tensor]
 
-Rows = TypeVar("Rows", MaskedRows, NoiseRows)
 
-
-class LogitsPipeline(Generic[Rows]):
-    """The one place where whole rows of logits are changed, chosen from and reported."""
-
-    may_report_raw: bool  # whether logprobs may come from raw logits
-
-    def __init__(self, parts: OptionalParts) -> None:
-        self.slots = parts.slots
-        self.parts = parts
-
-    def choose(
-        self,
-        logits: torch.Tensor,
-        plan: StepPlan,
-        keys: torch.Tensor | None,
-        changes: RowChanges | None,
-    ) -> Rows:
-        """Bias and filter rows, and choose or draw tokens; arguments as for `read`."""
-        raise NotImplementedError
-
-    def read(
-        self,
-        logits: torch.Tensor,
-        plan: StepPlan,
-        keys: torch.Tensor | None,
-        noise: torch.Tensor | None = None,
-        changes: RowChanges | None = None,
-    ) -> Rows:
-        """Choose the tokens of the ``n`` canvases of a plan from logits ``[n * L, vocabulary]``.
-
-        The keys of the random numbers (int64 ``[n, L]``) are None if no request draws. `noise` are
-        random tokens (int64 ``[n, L]``) that an algorithm of uniform noise may choose. Logits in
-        float32 may be overwritten; `changes` are the biases.
-        """
-        logits = self.adjusted(logits, plan)
-        chosen = self.choose(logits, plan, keys, changes)
-        if plan.constraint is not None:
-            plan.constraint.choose_paths(chosen, plan)
-        if self.slots.reports[plan.on_host].any():
-            raw = logits.unflatten(0, (-1, self.slots.length)) if self.reports_raw else None
-
-            def scores_of(index: int, positions: slice) -> torch.Tensor:
-                return chosen.reported(index, positions) if raw is None else raw[index, positions]
-
-            candidates = self.candidates(chosen.statistics, plan, noise)
-            self.parts.logprobs.capture(plan.on_host, scores_of, candidates)
-        return chosen
-
-    def adjusted(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """The logits after the algorithms' own changes, see `Algorithm.adjust`."""
-        if plan.adjust is None:
-            return logits
-        ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
-        return logits.float().scatter_add_(1, ids, amount)
-
-    @property
-    def reports_raw(self) -> bool:
-        """Whether logprobs come from logits before biases and filters."""
-        return self.may_report_raw and self.parts.logprobs.of_raw_logits
-
-    def candidates(
-        self, statistics: RowStatistics, plan: StepPlan, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The tokens that canvases may hold after `Algorithm.step`, int64 ``[n, L, C]``."""
-        length = self.slots.length
-        # An id of the tokenizer may lie outside the head, but only in a prompt.
-        held = self.slots.tokens.index_select(0, plan.slots)
-        parts = [statistics.token.view(-1, length), held.clamp_max(self.slots.kind.vocabulary - 1)]
-        if isinstance(statistics, SampledStatistics):
-            parts.append(statistics.sample.view(-1, length))
-        if noise is not None:
-            parts.append(noise)
-        candidates = torch.stack(parts, -1)
-        return candidates if plan.ask is None else torch.cat([candidates, plan.ask], -1)
-
-
-class MaskedPipeline(LogitsPipeline[MaskedRows]):
-    """Chooses the likeliest token other than the mask, or a drawn one."""
-
-    may_report_raw = True
+class MaskedPipeline:
+    """Chooses the likeliest token other than the mask, or a drawn one, from rows of logits."""
 
     def __init__(
         self, parts: OptionalParts, mask_token: int, statistics: StatisticsOfRows, compile: bool
     ) -> None:
         """Choose with `statistics`, and draw with (maybe compiled) operators."""
-        super().__init__(parts)
+        self.slots = parts.slots
+        self.parts = parts
         self.mask_token = mask_token
         self.statistics = statistics
         self.draw = CompiledOnce(draw) if compile else draw
@@ -184,6 +104,44 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         rows = torch.arange(len(logits), device=logits.device)
         self.draw(scaled, rows)
 
+    def read(
+        self,
+        logits: torch.Tensor,
+        plan: StepPlan,
+        keys: torch.Tensor | None,
+        changes: RowChanges | None = None,
+    ) -> MaskedRows:
+        """Choose the tokens of the ``n`` canvases of a plan from logits ``[n * L, vocabulary]``.
+
+        The keys of the random numbers (int64 ``[n, L]``) are None if no request draws. Logits in
+        float32 may be overwritten; `changes` are the biases.
+        """
+        logits = self.adjusted(logits, plan)
+        chosen = self.choose(logits, plan, keys, changes)
+        if plan.constraint is not None:
+            plan.constraint.choose_paths(chosen, plan)
+        if self.slots.reports[plan.on_host].any():
+            raw = logits.unflatten(0, (-1, self.slots.length)) if self.reports_raw else None
+
+            def scores_of(index: int, positions: slice) -> torch.Tensor:
+                return chosen.reported(index, positions) if raw is None else raw[index, positions]
+
+            found = candidates(self.slots, chosen.statistics, plan)
+            self.parts.logprobs.capture(plan.on_host, scores_of, found)
+        return chosen
+
+    def adjusted(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """The logits after the algorithms' own changes, see `Algorithm.adjust`."""
+        if plan.adjust is None:
+            return logits
+        ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
+        return logits.float().scatter_add_(1, ids, amount)
+
+    @property
+    def reports_raw(self) -> bool:
+        """Whether logprobs come from logits before biases and filters."""
+        return self.parts.logprobs.of_raw_logits
+
     def choose(
         self,
         logits: torch.Tensor,
@@ -191,7 +149,10 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         keys: torch.Tensor | None,
         changes: RowChanges | None,
     ) -> MaskedRows:
-        """See `LogitsPipeline`. Filters apply after the temperature."""
+        """Bias and filter rows, and choose or draw tokens; arguments as for `read`.
+
+        Filters apply after the temperature.
+        """
         chosen = self._choose(biased(logits, changes, copy=True), plan, keys)
         if plan.rows is None:
             return chosen
@@ -258,26 +219,22 @@ class MaskedPipeline(LogitsPipeline[MaskedRows]):
         return chosen, logprob
 
 
-class NoisePipeline(LogitsPipeline[NoiseRows]):
-    """Chooses the likeliest token and a drawn one, for one canvas per call."""
+def candidates(
+    slots: SlotState, statistics: RowStatistics, plan: StepPlan, noise: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The tokens that canvases may hold after `Algorithm.step`, int64 ``[n, L, C]``.
 
-    may_report_raw = False
-
-    def choose(
-        self,
-        logits: torch.Tensor,
-        plan: StepPlan,
-        keys: torch.Tensor | None,
-        changes: RowChanges | None,
-    ) -> NoiseRows:
-        """See `LogitsPipeline`. Filters apply before the temperature."""
-        assert keys is not None
-        kept = logits = biased(logits, changes)
-        if self.slots.needs_rows[plan.on_host].any():
-            kept = self.parts.rows.filtered(logits, plan)
-        temperature, flat = plan.temperature.expand(self.slots.length), keys[0]
-        statistics, distribution = sampled_statistics(kept, temperature, flat)
-        return NoiseRows(statistics, distribution, kept, flat, log_divisor(self.slots, plan))
+    `noise` are random tokens (int64 ``[n, L]``) that an algorithm of uniform noise may choose.
+    """
+    # An id of the tokenizer may lie outside the head, but only in a prompt.
+    held = slots.tokens.index_select(0, plan.slots).clamp_max(slots.kind.vocabulary - 1)
+    parts = [statistics.token.view_as(held), held]
+    if isinstance(statistics, SampledStatistics):
+        parts.append(statistics.sample.view_as(held))
+    if noise is not None:
+        parts.append(noise)
+    found = torch.stack(parts, -1)
+    return found if plan.ask is None else torch.cat([found, plan.ask], -1)
 
 
 def biased(logits: torch.Tensor, changes: RowChanges | None, copy: bool = False) -> torch.Tensor:
@@ -290,9 +247,3 @@ def biased(logits: torch.Tensor, changes: RowChanges | None, copy: bool = False)
     scores = logits.to(torch.float32, copy=copy)
     changes.apply(scores)
     return scores
-
-
-def log_divisor(slots: SlotState, plan: StepPlan) -> torch.Tensor:
-    """By what the logits of uniform-noise canvases are divided before logprobs: ``[n]``."""
-    plain = slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
-    return torch.where(plain, 1.0, plan.temperature)

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from vllm_dllm.engine.contracts import MaskedRows, Readings, StepPlan
+from vllm_dllm.engine.contracts import MaskedRows, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.slots import SlotState
-from vllm_dllm.engine.token_choice import MaskedPipeline, log_divisor
-from vllm_dllm.ops.compiled import compiled
-from vllm_dllm.ops.noise.keyed import Counters
+from vllm_dllm.engine.token_choice import MaskedPipeline
 from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.row_changes import RowChanges
-from vllm_dllm.ops.statistics.rows import SampledStatistics
 from vllm_dllm.ops.statistics.rows_triton import MaskedKernels, logits_statistics
 from vllm_dllm.ops.statistics.scores_triton import LogitRows
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
@@ -110,7 +106,7 @@ def every_form(plain: LogitRows, temperature: torch.Tensor | None) -> Iterator[L
 
 
 class NoiseKernelReadout(NoiseReadout):
-    """See `Readout`: the head is multiplied once a step, for as many canvases as memory allows."""
+    """See `NoiseReadout`: the head is multiplied once for all of a part's canvases."""
 
     triton = True
 
@@ -122,91 +118,43 @@ class NoiseKernelReadout(NoiseReadout):
         width = head.vocabulary if head.shard is None else head.shard.width
         bytes_of_row = width * head.weight.element_size() + 8 * head.weight.shape[1]
         self.canvases = max(1, ROWS_BYTES // (slots.length * bytes_of_row))
-        self.finish = compiled(_finished) if compile else _finished
+        self.scored_at_once = max(1, ROWS_BYTES // (4 * slots.length * head.vocabulary))
 
-    def read(self, hidden: torch.Tensor, plan: StepPlan) -> Readings:
-        """See `Readout`."""
-        length, count = self.slots.length, len(plan.slots)
-        drawn = self.noise(Counters.of_canvases(self.slots, plan.slots), self.head.vocabulary)
-        keys, noise = drawn.keys.view(count, length), drawn.renoise.view(count, length)
-        changes = self.parts.rows.changes(plan) if plan.needs_rows else None
-        found = []
-        for first in range(0, count, self.canvases):
-            own = slice(first, min(first + self.canvases, count))
-            part = plan if count <= self.canvases else plan.part(own.start, own.stop)
-            of_part = None if changes is None else changes.part(own)
-            rows = hidden[own.start * length : own.stop * length]
-            found.append(self._read_part(rows, part, (keys[own], noise[own]), of_part))
-        soft = [each for _, each in found if each is not None]
-        all_full = isinstance(plan.width, int)
-        return Readings(
-            SampledStatistics.join([statistics for statistics, _ in found]),
-            noise=noise,
-            next_canvas=drawn.fresh.view(count, length) if all_full else None,
-            soft_embedding=soft[0] if len(soft) == 1 else torch.cat(soft) if soft else None,
-        )
-
-    def _read_part(
-        self,
-        hidden: torch.Tensor,
-        plan: StepPlan,
-        drawn: tuple[torch.Tensor, torch.Tensor],
-        changes: RowChanges | None,
-    ) -> tuple[SampledStatistics, torch.Tensor | None]:
-        """Statistics ``[n, L]`` and soft embeddings ``[n, L, hidden]`` of some canvases."""
-        head, (keys, noise), (count, length) = self.head, drawn, drawn[0].shape
-        # What ranks merge is not enough for what chooses among the ids of all of them.
-        is_whole = head.shard is not None and (plan.needs_rows or plan.constraint is not None)
-        logits = head.whole(hidden) if is_whole else head.products(hidden)
+    def rows(
+        self, hidden: torch.Tensor, plan: StepPlan, changes: RowChanges | None, is_whole: bool
+    ) -> LogitRows:
+        """See `NoiseReadout`; the logits have the head's dtype, unless ranks exchange them."""
         filters = self.parts.rows.filters(plan) if plan.needs_rows else None
-        rows = LogitRows(logits, length, None if is_whole else head.soft_cap)
-        rows = read_with(rows, changes, filters)
-        temperature = plan.temperature.repeat_interleave(length)
-        first_id = 0 if is_whole else head.ids.start
-        partials = logits_statistics(rows, None, temperature, keys.flatten(), first_id)
-        if not is_whole:
-            partials = partials.merge_ranks(head.shard)
-        statistics = self.finish(partials, temperature).view(count, length)
-        if plan.constraint is not None:
-            follow = np.flatnonzero(self.slots.constrained[plan.on_host])
+        return read_with(self._plain(hidden, is_whole), changes, filters)
 
-            def scores(first: int, end: int) -> torch.Tensor:
-                return rows.part(slice(first, end)).whole().unflatten(0, (-1, length))
+    def _plain(self, hidden: torch.Tensor, is_whole: bool) -> LogitRows:
+        head, length = self.head, self.slots.length
+        if is_whole and head.shard is not None:
+            return LogitRows(head.whole(hidden), length)
+        return LogitRows(head.products(hidden), length, head.soft_cap)
 
-            at_once = max(1, ROWS_BYTES // (4 * length * head.vocabulary))
-            statistics = plan.constraint.choose_noise_paths(
-                statistics, plan, follow, keys, scores, at_once
-            )
-        if self.slots.reports[plan.on_host].any():
-            divisor = log_divisor(self.slots, plan)
+    def partials(
+        self, rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, first_id: int
+    ) -> tuple[SoftmaxPartials, LogitRows]:
+        """See `NoiseReadout`."""
+        return logits_statistics(rows, None, temperature, keys, first_id), rows
 
-            def scores_of(index: int, positions: slice) -> torch.Tensor:
-                return rows.part(slice(index, index + 1)).whole()[positions] / divisor[index]
+    def scores(self, rows: LogitRows, canvases: slice) -> torch.Tensor:
+        """See `NoiseReadout`."""
+        return rows.part(canvases).whole().unflatten(0, (-1, self.slots.length))
 
-            candidates = self.pipeline.candidates(statistics, plan, noise)
-            self.parts.logprobs.capture(plan.on_host, scores_of, candidates)
-        if not plan.may_go_on or head.embedding is None:
-            return statistics, None
-        soft = soft_embedding(rows, head, temperature, partials)
-        return statistics, soft.view(count, length, -1)
+    def soft(
+        self,
+        weights: LogitRows,
+        temperature: torch.Tensor,
+        own: SoftmaxPartials,
+        merged: SoftmaxPartials,
+    ) -> torch.Tensor:
+        """See `NoiseReadout`."""
+        return soft_embedding(weights, self.head, temperature, merged)
 
-    def warm_up(self, hidden: torch.Tensor) -> None:
-        """See `Readout`."""
-        head, device = self.head, hidden.device
-        slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self.noise(Counters.of_canvases(self.slots, slot), head.vocabulary)
-        temperature = torch.ones(len(hidden), device=device)
-        keys = torch.zeros(len(hidden), dtype=torch.int64, device=device)
-        forms = [LogitRows(head.products(hidden), self.slots.length, head.soft_cap)]
-        if head.shard is not None:
-            forms.append(LogitRows(head.whole(hidden), self.slots.length))
-        for plain in forms:
-            for rows in every_form(plain, None):
-                partials = logits_statistics(rows, None, temperature, keys)
-                self.finish(partials, temperature)
-                if head.embedding is not None:
-                    soft_embedding(rows, head, temperature, partials)
-
-
-def _finished(partials: SoftmaxPartials, temperature: torch.Tensor) -> SampledStatistics:
-    return partials.sampled_statistics(temperature == 0)
+    def examples(self, hidden: torch.Tensor) -> Iterator[LogitRows]:
+        """See `NoiseReadout`."""
+        yield from every_form(self._plain(hidden, is_whole=False), None)
+        if self.head.shard is not None:
+            yield from every_form(self._plain(hidden, is_whole=True), None)

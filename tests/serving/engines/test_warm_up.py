@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.support.child import in_child
 from tests.support.drive import Family, gemma, llada2
-from tests.support.engine import Engine, engine, greedy, our_graphs
+from tests.support.engine import Engine, count_calls, engine, greedy, our_graphs
 from tests.support.mixed_requests import FAMILIES, completions, mixed
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
@@ -54,26 +54,24 @@ def test_the_profile_run_reads_the_largest_batch(
         want = running.generate(prompts, params)
         state = running.runner.model_state
         before, read, seen = state_of(state.slots), state.readout.read, []
-        rows_of_logits, drawn, pipeline = [], [], state.readout.pipeline.read
+        drawn: list[bool] = []
 
         def watched(hidden: torch.Tensor, request: Any) -> Any:
             seen.append((len(hidden), request.draws, request.needs_rows))
-            return read(hidden, request)
+            found = read(hidden, request)
+            token = getattr(found.statistics, "sample", found.statistics.token)
+            drawn.append(len(token.unique()) > 1)  # the hidden states are the same everywhere
+            return found
 
-        def whole(logits: torch.Tensor, *rest: Any, **more: Any) -> Any:
-            rows_of_logits.append(len(logits))
-            chosen = pipeline(logits, *rest, **more)
-            token = getattr(chosen.statistics, "sample", chosen.statistics.token)
-            drawn.append(not torch.equal(token, logits.argmax(-1)))
-            return chosen
-
+        whole = "rows" if state.slots.kind.mask_token is None else "head"
+        rows_of_logits = count_calls(state.readout, whole)
         with monkeypatch.context() as patch:
             patch.setattr(state.readout, "read", watched)
-            patch.setattr(state.readout.pipeline, "read", whole)
             running.runner.profile_run()
         all_rows = SEATS * family.length
         assert set(seen) == {(all_rows, True, False), (all_rows, True, True)}
-        assert max(rows_of_logits) == min(SEATS, state.readout.canvases) * family.length
+        most = min(SEATS, state.readout.canvases) * family.length
+        assert max(map(len, rows_of_logits)) == most
         assert all(drawn), "tokens are drawn while memory is measured"
         after = state_of(state.slots)
         for name, value in before.items():

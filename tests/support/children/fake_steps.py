@@ -51,7 +51,6 @@ from vllm_dllm.ops.statistics import (
     rows_triton,
     scores_triton,
     soft_embedding_triton,
-    tiled,
 )
 from vllm_dllm.selftest.steps import MODELS, POSITIONS, PROMPT, BareModel, Published
 
@@ -204,7 +203,7 @@ def smaller(model: Published) -> Published:
 
 # The modules of Triton kernels, and those that compile functions.
 KERNELS = (rows_triton, scores_triton, filters_triton, soft_embedding_triton, paths_triton)
-COMPILING = (step, token_choice, token_choice_triton, readout_masked, readout_noise, tiled)
+COMPILING = (step, token_choice, token_choice_triton, readout_masked, readout_noise)
 
 
 class Launches:

@@ -43,11 +43,6 @@ class Head:
             return range(self.vocabulary)
         return range(self.shard.first, max(self.shard.first, self.shard.end))
 
-    def part(self, first: int, end: int) -> torch.Tensor | None:
-        """The embedding of this rank's ids ``first..end``, ``[ids, hidden]``."""
-        begin = self.ids.start
-        return None if self.embedding is None else self.embedding[first - begin : end - begin]
-
     def products(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, ids]`` of this rank's ids in the dtype of `weight`, without soft cap."""
         assert self.weight is not None
@@ -55,7 +50,10 @@ class Head:
 
     def whole(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` of all ranks' ids."""
-        own = self.logits(hidden, self.ids.start, self.ids.stop)
+        return self.of_all_ranks(self.logits(hidden, self.ids.start, self.ids.stop))
+
+    def of_all_ranks(self, own: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocabulary]`` from those of each rank's own ids."""
         if self.shard is None:
             return own
         missing = self.shard.width - own.shape[1]

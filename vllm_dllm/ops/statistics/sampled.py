@@ -1,11 +1,9 @@
-"""Row statistics with a draw, from whole rows of logits: the plain reference.
+"""Row statistics with a draw, from whole rows of logits, in plain PyTorch.
 
 A token is drawn in two stages, so that only one random number is needed for `GROUP` ids: first a
 group, by Gumbel-max over the groups' log-sum-exps, then an id of that group, by Gumbel-max over its
 logits. The product of the two probabilities is that of the softmax (the maximum of Gumbel variables
 is Gumbel distributed around their log-sum-exp; Maddison et al., 2014).
-
-`tiled` computes the same without ever holding a whole row.
 """
 
 from __future__ import annotations
@@ -15,10 +13,12 @@ from dataclasses import replace
 import torch
 
 from vllm_dllm.ops.noise.keyed import gumbel
+from vllm_dllm.ops.statistics.head import Head
+from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows import (
+    FAR,
     GROUP,
     RowStatistics,
-    SampledStatistics,
     group_starts,
     grouped,
     take_group,
@@ -29,24 +29,78 @@ FIRST_GROUP_INDEX = 1 << 30
 _LOG2_E = 1.4426950408889634
 
 
-def sampled_statistics(
-    logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor
-) -> tuple[SampledStatistics, torch.Tensor]:
-    """Statistics ``[rows]`` and float32 probabilities ``[rows, vocabulary]`` at a temperature.
+def sampled_partials(
+    scores: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, first_id: int = 0
+) -> tuple[SoftmaxPartials, torch.Tensor]:
+    """The results of a pass over this rank's scores, and their weights ``[rows, ids or more]``.
 
-    -inf excludes a token, but not all tokens of a row. `temperature` is float32 ``[rows]``, at
-    least 0; for `keys` see `noise.row_keys`. Ties go to the lowest token id.
+    A weight is ``exp((score - largest) / temperature)``. Scores are float32 ``[rows, ids]``; -inf
+    excludes a token, but not all tokens of a row. `temperature` is float32 ``[rows]``, at least 0,
+    and for `keys` see `noise.keyed.row_keys`. Ties go to the lowest id; the first is `first_id`.
     """
-    greedy = temperature == 0
-    scaled = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
-    token = scaled.argmax(-1)
-    sample = torch.where(greedy, token, draw(scaled, keys))
-    probability = scaled.softmax(-1)
-    certain = torch.nn.functional.one_hot(token, logits.shape[-1]).float()
-    probability = torch.where(greedy[:, None], certain, probability)
-    entropy = -torch.xlogy(probability, probability).sum(-1)
-    pick = [probability.gather(1, ids[:, None])[:, 0] for ids in (token, sample)]
-    return SampledStatistics(token, pick[0], sample, pick[1], entropy), probability
+    scaled = scores / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    groups = grouped(scaled)
+    top, likeliest = groups.amax(-1).max(-1)
+    # A rank may have nothing but -inf.
+    origin = torch.where(top == -torch.inf, 0.0, top)
+    distance = (groups - origin[:, None, None]).clamp_min_(FAR)
+    weight = distance.exp()  # [rows, groups, GROUP]
+    mass = weight.sum(-1)
+    starts = group_starts(first_id, first_id + scores.shape[1], keys.device)
+    drawn, chosen = (mass.log() + origin[:, None] + group_noise(keys, starts)).max(-1)
+    sample, of_sample = draw_in_group(take_group(groups, chosen), starts[chosen], keys)
+    found = SoftmaxPartials(
+        best=top,
+        token=starts[likeliest] + take_group(groups, likeliest).argmax(-1),
+        origin=top,
+        drawn=drawn,
+        sample=sample,
+        scaled=of_sample,
+        sum=mass.sum(-1),
+        # In place, because the distances are no longer needed.
+        weighted=distance.mul_(weight).flatten(1).sum(-1),
+    )
+    return found, weight.flatten(1)
+
+
+def product(weight: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """``weight @ embedding``, summed in float32, ``[rows, hidden]``.
+
+    A GPU multiplies 16-bit numbers an order of magnitude faster than float32 numbers, so there the
+    weights (at most 1) are rounded to the embedding's dtype, as the model's own probabilities are.
+    """
+    dtype = embedding.dtype
+    if dtype == torch.float32 or weight.device.type == "cpu":
+        return weight.float() @ embedding.float()
+    if torch.version.hip is not None:  # PyTorch has no product of this kind on ROCm
+        return (weight.to(dtype) @ embedding).float()
+    return torch.mm(weight.to(dtype), embedding, out_dtype=torch.float32)
+
+
+def soft_embedding(
+    weight: torch.Tensor,
+    head: Head,
+    temperature: torch.Tensor,
+    own: SoftmaxPartials,
+    merged: SoftmaxPartials,
+) -> torch.Tensor:
+    """``softmax(scores / temperature) @ embedding`` over the ids of all ranks, float32.
+
+    Args:
+        weight: the weights of `sampled_partials`, of all ids or of this rank's.
+        head: the head; only its `embedding`, ids and shard are read.
+        temperature: float32 ``[rows]``. Rows at 0 are the embedding of their token.
+        own: the results that came with the weights.
+        merged: the same over all ranks.
+    """
+    assert head.embedding is not None
+    first = head.ids.start if head.shard is not None and weight.shape[1] >= head.vocabulary else 0
+    soft = product(weight[:, first : first + len(head.ids)], head.embedding)
+    if own is not merged:
+        soft = soft * torch.exp(own.origin - merged.origin)[:, None]
+    greedy = (temperature == 0)[:, None]
+    mean = torch.where(greedy, head.embed(merged.token), soft / merged.sum[:, None])
+    return mean if head.shard is None else head.shard.sum(mean)
 
 
 def draw(scaled: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -20,9 +20,10 @@ from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
 from vllm_dllm.ops.statistics.rows_triton import head_statistics, logits_statistics
+from vllm_dllm.ops.statistics.sampled import sampled_partials
+from vllm_dllm.ops.statistics.sampled import soft_embedding as plain_soft_embedding
 from vllm_dllm.ops.statistics.scores_triton import LogitRows
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
-from vllm_dllm.ops.statistics.tiled import tiled_statistics
 
 # Row counts that fill each of `rows_triton`'s tiles, and a few groups of ids, the last one
 # incomplete.
@@ -121,14 +122,16 @@ class _Case:
 
     def noise(self) -> Iterator[tuple[str, bool]]:
         """The kernels of a model of uniform noise."""
-        given = self.hidden, self.head, self.temperature, self.keys
-        want, mean = tiled_statistics(*given, 1 << 26)
+        greedy = self.temperature == 0
+        scores = self._logits(self.hidden, 0, IDS)
+        found, weights = sampled_partials(scores, self.temperature, self.keys)
+        mean = plain_soft_embedding(weights, self.head, self.temperature, found, found)
         logits = self._products(self.hidden, 0, IDS)
         rows = LogitRows(logits, len(logits), self.head.soft_cap)
         partials = logits_statistics(rows, None, self.temperature, self.keys)
-        yield from _compared("rows", partials.sampled_statistics(self.temperature == 0), want)
+        want = found.sampled_statistics(greedy)
+        yield from _compared("rows", partials.sampled_statistics(greedy), want)
         soft = soft_embedding(rows, self.head, self.temperature, partials)
-        assert mean is not None
         assert self.head.embedding is not None
         budget = SOFT_BUDGET[self.head.embedding.element_size() == 2]
         error = (soft - mean).abs().max() / self.head.embedding.float().abs().max()

@@ -18,8 +18,8 @@ import triton.language as tl
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.rows_triton import LOG2_E, inverse_temperature
+from vllm_dllm.ops.statistics.sampled import product
 from vllm_dllm.ops.statistics.scores_triton import LogitRows, empty, read_scores
-from vllm_dllm.ops.statistics.tiled import product
 
 IDS = 4096  # columns of a program
 
