@@ -97,9 +97,7 @@ class LogprobReports:
             self._named[slot] = to_device(ids, self.slots.device)
         return self._named[slot]
 
-    def observe(
-        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
-    ) -> None:
+    def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """Keep the logprobs of the positions that a step decided.
 
         A request ends with an error if its algorithm has chosen a token that is not among the
@@ -110,7 +108,7 @@ class LogprobReports:
         read, self.pending = self.pending, []
         row_of = {slot: row for row, slot in enumerate(plan.on_host.tolist())}
         rows = [row_of[slot] for slots, _ in read for slot in slots]
-        tensors = outcome.canvas.tokens, decided, plan.slots
+        tensors = outcome.canvas.tokens, outcome.decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
         self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
         whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)

@@ -34,6 +34,8 @@ from vllm_dllm.engine import constraints, readout_masked, readout_noise, step, t
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
+from vllm_dllm.engine.slots import AlgorithmBatch
+from vllm_dllm.engine.warm_up import compile_updates
 from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
@@ -49,7 +51,8 @@ class FakeModel(BareModel):
         super().__init__(model, device, triton=triton, compile=True)
         update = self.sampler.canvas_update
         update.compiled_algorithm = model.served.choose().algorithm.name
-        update.compiles_ahead = True
+        update.compiled_steps = set(model.served.algorithm_names)
+        update.compiles = update.compiles_ahead = True
         masked = model.kind.mask_token is not None
         self.attention: Any = (
             BlockCausal(model.kind.length, device) if masked else CausalUnlessDenoised(self.slots)
@@ -229,6 +232,8 @@ class Launches:
 
         def run(*args: Any) -> Any:
             name = function.__name__
+            if isinstance(args[0], AlgorithmBatch):  # the function is made for each algorithm
+                name += f" {args[0].algorithm.name}"
             if self.finds_out and name not in self.generated:
                 if how is OF_BATCHES:
                     any_size(args)
@@ -267,6 +272,7 @@ def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
     with Launches() as found, torch.inference_mode():
         model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
+        compile_updates(model.admission, every=True)
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)
