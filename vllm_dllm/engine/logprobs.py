@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +26,17 @@ from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.ops.statistics.rows import OfRows
 from vllm_dllm.vllm_seams.channels import Failure
 
-# How many bytes of scores in float32 are summarized at a time.
-SUMMARY_BYTES = 64 << 20
+# How many bytes of scores in float32 are summarized at a time. A small summary stays in a CPU's
+# caches; each takes a GPU several kernels.
+SUMMARY_BYTES_CPU = 64 << 20
+SUMMARY_BYTES_GPU = 1 << 30
+
+
+Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 class LogprobReports:
@@ -50,6 +57,16 @@ class LogprobReports:
         # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
         self._named: dict[int, torch.Tensor] = {}
+        # By the number of candidates: `ranked` and `_keep_chosen`, compiled.
+        self._compiled: dict[int, Functions] = {}
+
+    def compile(self) -> None:
+        """Let functions be compiled at their next call, unless an algorithm asks for more ids."""
+        candidates = 2 if self.slots.kind.mask_token is not None else 4
+        self._compiled[candidates] = CompiledOnce(ranked), CompiledOnce(_keep_chosen)
+
+    def _functions(self, candidates: torch.Tensor) -> Functions:
+        return self._compiled.get(candidates.shape[-1], (ranked, _keep_chosen))
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
@@ -86,7 +103,7 @@ class LogprobReports:
         row_bytes = 4 * self.slots.kind.vocabulary
         for what, canvases in (*asked, *alike.items()):
             indices, slots = map(list, zip(*canvases, strict=True))
-            how = what, not self.reports_logits
+            how = what, not self.reports_logits, self._functions(candidates)[0]
             summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))
 
@@ -112,17 +129,16 @@ class LogprobReports:
         tokens, decided, slots = self._rows(tensors, rows)
         self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
         whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
-        score, rank, known = whole.chosen(tokens)
+        keep = self._functions(whole.candidates)[1]
+        of_candidates = whole.candidates, whole.candidate_scores, whole.candidate_ranks
+        score = keep(self, slots, tokens, decided, of_candidates)
         new = (
             (self.ids, torch.cat([tokens[..., None].int(), whole.ids], -1)),
             (self.scores, torch.cat([score[..., None], whole.scores], -1)),
-            (self.ranks, rank),
         )
         for table, values in new:
-            where = decided.view(*decided.shape, *[1] * (values.ndim - 2))
-            kept = torch.where(where, values, table.index_select(0, slots))
+            kept = torch.where(decided[..., None], values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
-        self.slots.fail(slots, (decided & ~known).any(1), Failure.UNREAD_TOKEN)
 
     def _widen(self, width: int) -> None:
         self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
@@ -203,12 +219,14 @@ class ScoreSummary(OfRows):
         candidates: torch.Tensor,
         asked: int | torch.Tensor,
         normalizes: bool,
+        ranked: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     ) -> ScoreSummary:
         """Summarize rows of scores, ``[rows, vocabulary]`` of any floating dtype.
 
         `asked` says how many of the likeliest tokens are reported, or the ids to report instead,
         int64 ``[K]``. With `normalizes`, log-probabilities are reported. As in vLLM, scores are
-        compared before: subtracting the log-sum-exp rounds, which would make ties.
+        compared before: subtracting the log-sum-exp rounds, which would make ties. `ranked`
+        is the function, perhaps compiled.
         """
         rows = scores.float()
         if isinstance(asked, int):
@@ -216,33 +234,47 @@ class ScoreSummary(OfRows):
         else:
             ids = asked.expand(len(rows), -1)
             top = rows.gather(1, ids)
-        own = rows.gather(1, candidates)
-        # Handle one candidate at a time, because all of them together would take C times the
-        # memory.
-        ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
+        own, ranks = ranked(rows, candidates)
         if normalizes:
             total = rows.logsumexp(-1, keepdim=True)
             top, own = top - total, own - total
-        return cls(ids.int(), top, candidates, own, torch.stack(ranks, 1))
+        return cls(ids.int(), top, candidates, own, ranks)
 
-    def chosen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return each token's score (float32), rank (int32) and whether it is a candidate (bool).
 
-        The tensors have the shape of `tokens`, int64 ``[..., L]``; score and rank are meaningless
-        where a token is not a candidate.
-        """
-        equal = self.candidates == tokens[..., None]
-        which = equal.int().argmax(-1, keepdim=True)
-        columns = self.candidate_scores, self.candidate_ranks
-        score, rank = (column.gather(-1, which)[..., 0] for column in columns)
-        return score, rank, equal.any(-1)
+def ranked(rows: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores and the ranks of candidates, ``[rows, C]`` all."""
+    own = rows.gather(1, candidates)
+    # Handle one candidate at a time, because all of them together would take C times the memory.
+    ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
+    return own, torch.stack(ranks, 1)
+
+
+def _keep_chosen(
+    reports: LogprobReports,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    decided: torch.Tensor,
+    of_candidates: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Keep the ranks of the tokens of canvases (int64 ``[m, L]``) where they were decided.
+
+    Returns the tokens' scores. `of_candidates` are the last three fields of `ScoreSummary`.
+    """
+    candidates, *columns = of_candidates
+    equal = candidates == tokens[..., None]
+    which = equal.int().argmax(-1, keepdim=True)
+    score, rank = (column.gather(-1, which)[..., 0] for column in columns)
+    kept = torch.where(decided, rank, reports.ranks.index_select(0, slots))
+    reports.ranks.index_copy_(0, slots, kept)
+    reports.slots.fail(slots, (decided & ~equal.any(-1)).any(1), Failure.UNREAD_TOKEN)
+    return score
 
 
 def summarize(
     scores_of: Callable[[int, slice], torch.Tensor],
     candidates: torch.Tensor,
     indices: Sequence[int],
-    how: tuple[int | torch.Tensor, bool],
+    how: tuple[Any, ...],
     row_bytes: int,
 ) -> ScoreSummary:
     """Summarize canvases that ask for the same, several at a time or a few rows at a time.
@@ -252,10 +284,11 @@ def summarize(
             ``[rows, vocabulary]``, which may be computed on demand and are not kept.
         candidates: int64 ``[n, L, C]``, the tokens that canvases may hold after the step.
         indices: the m canvases to summarize, to ``[m, L]`` rows.
-        how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
+        how: the last arguments of `ScoreSummary.from_scores`.
         row_bytes: size of a row in float32.
     """
-    length, rows_at_once = candidates.shape[1], max(1, SUMMARY_BYTES // row_bytes)
+    most = SUMMARY_BYTES_CPU if candidates.device.type == "cpu" else SUMMARY_BYTES_GPU
+    length, rows_at_once = candidates.shape[1], max(1, most // row_bytes)
     at_once, parts = max(1, rows_at_once // length), []
     for first in range(0, len(indices), at_once):
         some = indices[first : first + at_once]

@@ -7,6 +7,7 @@ again for every request.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from vllm.logger import init_logger
 
 from vllm_dllm.decoding import Algorithm
 from vllm_dllm.engine.contracts import EXAMPLE_ROWS, Batch, StepPlan
-from vllm_dllm.engine.row_options import COSTLY
+from vllm_dllm.engine.row_options import COSTLY, RowOptions
 from vllm_dllm.engine.slots import HOST_FLAGS
 from vllm_dllm.ops.compiled import compiling_ahead
 
@@ -40,7 +41,8 @@ def compile_sampler(state: DiffusionModelState) -> None:
     with compiling_ahead():
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
     # A CPU starts operators in microseconds, and would take 40 s more for a start without a cache.
-    compile_updates(state, every=state.slots.device.type != "cpu")
+    others = state.served.algorithm_names if state.slots.device.type != "cpu" else ()
+    compile_updates(state, others)
     if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
         from canvas_grammar.decoding.path_finder import warm_up
 
@@ -48,15 +50,16 @@ def compile_sampler(state: DiffusionModelState) -> None:
     logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
 
-def compile_updates(state: DiffusionModelState, every: bool = False) -> None:
+def compile_updates(state: DiffusionModelState, others: Collection[str] = ()) -> None:
     """Compile the update of canvases, for batches of any size and of any algorithms.
 
-    The algorithms' own steps are compiled, too: the server's, or `every` one that is ours.
+    The step of the server's own algorithm is compiled, too, and of the `others` if they are ours;
+    with others, what keeps logprobs is as well.
     """
     slots, served, sampler = state.slots, state.served, state.sampler
     assert sampler is not None
     update, own = sampler.canvas_update, served.choose()
-    names = filter(served.accepts, served.algorithm_names if every else ())
+    names = filter(served.accepts, others)
     choices = [own, *(served.choose({"algorithm": name}) for name in names)]
     count = min(EXAMPLE_CANVASES, len(slots.tokens))
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
@@ -77,7 +80,11 @@ def compile_updates(state: DiffusionModelState, every: bool = False) -> None:
             update.denoised(plan, plan.status, readings)
         slots.algorithms.by_name.clear()  # requests make what they need
         slots.algorithms.enter(0, own.algorithm, own.settings)
+        if others:
+            state.parts.logprobs.compile()
+            state.parts.rows.enter(0, RowOptions(logprobs=0))
         sampler.update(hidden, update.batch(slot, on_host), widths)
+        state.parts.leave(0)
     update.compiles_ahead = False
 
 

@@ -30,7 +30,14 @@ from vllm.config.compilation import CUDAGraphMode
 
 from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
-from vllm_dllm.engine import constraints, readout_masked, readout_noise, step, token_choice
+from vllm_dllm.engine import (
+    constraints,
+    logprobs,
+    readout_masked,
+    readout_noise,
+    step,
+    token_choice,
+)
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
@@ -53,6 +60,7 @@ class FakeModel(BareModel):
         update.compiled_algorithm = model.served.choose().algorithm.name
         update.compiled_steps = set(model.served.algorithm_names)
         update.compiles = update.compiles_ahead = True
+        self.parts.logprobs.compile()
         masked = model.kind.mask_token is not None
         self.attention: Any = (
             BlockCausal(model.kind.length, device) if masked else CausalUnlessDenoised(self.slots)
@@ -192,7 +200,10 @@ def smaller(model: Published) -> Published:
 
 # The modules of Triton kernels, and those that compile functions.
 KERNELS = (rows_triton, soft_embedding_triton, paths_triton)
-COMPILING = (step, token_choice, readout_masked, readout_noise, soft_embedding_triton, tiled)
+COMPILING = (
+    *(logprobs, readout_masked, readout_noise, step, token_choice),
+    *(soft_embedding_triton, tiled),
+)
 
 
 class Launches:
@@ -272,7 +283,7 @@ def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
     with Launches() as found, torch.inference_mode():
         model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
-        compile_updates(model.admission, every=True)
+        compile_updates(model.admission, model.served.algorithm_names)
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)
