@@ -51,8 +51,8 @@ class LogprobReports:
         # [slots, L, W] and [slots, L]: ids, the chosen token's first, their scores, and its rank. W
         # grows with the requests that ask.
         shape, device = tuple(slots.tokens.shape), slots.device
-        self.ids = torch.zeros((*shape, 0), dtype=torch.int32, device=device)
-        self.scores = torch.zeros((*shape, 0), device=device)
+        self.ids = torch.zeros((*shape, 1), dtype=torch.int32, device=device)
+        self.scores = torch.zeros((*shape, 1), device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
@@ -67,6 +67,10 @@ class LogprobReports:
 
     def _functions(self, candidates: torch.Tensor) -> Functions:
         return self._compiled.get(candidates.shape[-1], (ranked, _keep_chosen))
+
+    def enter(self, options: RowOptions) -> None:
+        """Make room for the logprobs of a request."""
+        self._widen(1 + self._most(options))
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
@@ -127,7 +131,6 @@ class LogprobReports:
         rows = [row_of[slot] for slots, _ in read for slot in slots]
         tensors = outcome.canvas.tokens, outcome.decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
-        self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
         whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
         keep = self._functions(whole.candidates)[1]
         of_candidates = whole.candidates, whole.candidate_scores, whole.candidate_ranks
@@ -174,13 +177,9 @@ class LogprobReports:
         slots, first = self._rows((slots, first), rows)
         # Nothing can leave after the end of the canvas.
         position = (first[:, None] + self.slots.position).clamp_max(length - 1)
-        row = (slots[:, None] * length + position).flatten()  # [m * L]
-        return LogprobsTensors(
-            self.ids.flatten(0, 1)[:, :width].index_select(0, row),
-            self.scores.flatten(0, 1)[:, :width].index_select(0, row),
-            self.ranks.flatten().index_select(0, row),
-            cu_num_generated_tokens=starts.tolist(),
-        )
+        tables = self.ids[..., :width], self.scores[..., :width], self.ranks
+        read = [table[slots[:, None], position].flatten(0, 1) for table in tables]
+        return LogprobsTensors(*read, cu_num_generated_tokens=starts.tolist())
 
     def copy(self, slot: int) -> LogprobsTensors | None:
         """Copy the logprobs of the request in ``slot``; None if it does not ask for any."""
@@ -194,7 +193,6 @@ class LogprobReports:
     def restore(self, slot: int, copy: LogprobsTensors) -> None:
         """Restore the `copy` of a request to the ``slot`` that it has entered."""
         width = copy.logprobs.shape[1]
-        self._widen(width)
         self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
         self.scores[slot, :, :width].copy_(copy.logprobs)
         self.ranks[slot].copy_(copy.selected_token_ranks)

@@ -78,7 +78,6 @@ def compile_updates(state: DiffusionModelState, others: Collection[str] = ()) ->
             update.compiled_steps.add(choice.algorithm.name)
             plan = update.plan(update.batch(slot, on_host), widths)
             update.denoised(plan, plan.status, readings)
-        slots.algorithms.by_name.clear()  # requests make what they need
         slots.algorithms.enter(0, own.algorithm, own.settings)
         if others:
             state.parts.logprobs.compile()
