@@ -98,12 +98,11 @@ def test_what_is_written_back(sync: bool) -> None:
     )
     tokens = torch.arange(2 * L).view(2, L)
     rows = Readings(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
-    outcome = update.decide(plan, plan.status, rows, None)
-    decided = update.decided(plan, outcome)
+    outcome = update.decide(plan, plan.status, rows)
     reads = update.keep(plan, plan.status, outcome)
     assert torch.equal(reads, slots.tokens)
     assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
-    assert decided.tolist() == [[True] * L, [False, True, False, False]]
+    assert outcome.decided.tolist() == [[True] * L, [False, True, False, False]]
     assert slots.phase.tolist() == [Phase.DENOISE if sync else Phase.COMMIT, Phase.DENOISE]
     assert slots.ready.tolist() == [L, 0]
     assert slots.step.tolist() == [1, 1]
@@ -111,7 +110,7 @@ def test_what_is_written_back(sync: bool) -> None:
     assert outcome.goes_on().tolist() == [sync, True]
 
     update, plan = plan_of(slots, update.policy)
-    outcome = update.decide(plan, plan.status, rows, None)
+    outcome = update.decide(plan, plan.status, rows)
     update.keep(plan, plan.status, outcome)
     assert outcome.leaves.tolist() == [not sync, False]
     assert outcome.out.tolist() == [0 if sync else L, 0]
@@ -119,7 +118,7 @@ def test_what_is_written_back(sync: bool) -> None:
     assert slots.start.tolist() == [L if sync else 2 * L, L]
     assert slots.remaining.tolist() == [10 * L if sync else 9 * L, 10 * L]
     assert bool(slots.masked[0].all()) is not sync
-    assert not update.decided(plan, outcome)[0].any(), "it was final before"
+    assert not outcome.decided[0].any(), "it was final before"
 
 
 def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
@@ -131,7 +130,7 @@ def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
     update, plan = plan_of(slots, replace(FDFO, fused=True, granted=True))
     tokens = torch.arange(L).expand(4, L)
     sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
-    outcome = update.decide(plan, plan.status, Readings(RowStatistics(tokens, sure)), None)
+    outcome = update.decide(plan, plan.status, Readings(RowStatistics(tokens, sure)))
     update.keep(plan, plan.status, outcome)
     assert outcome.leaves.tolist() == [True, True, True, False]
     assert outcome.advances.tolist() == [False, True, True, False]

@@ -17,7 +17,7 @@ from vllm_dllm.decoding.base import Algorithm, Canvas
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.engine import logprobs
 from vllm_dllm.engine.contracts import Readout
-from vllm_dllm.engine.logprobs import ScoreSummary, summarize
+from vllm_dllm.engine.logprobs import ScoreSummary, ranked, summarize
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
 from vllm_dllm.engine.readout_noise import NoiseReadout
@@ -300,15 +300,15 @@ def own_bytes(reports: logprobs.LogprobReports) -> int:
 def test_rows_are_summarized_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a summary for which all rows of a canvas are in float32 together."""
     rows, candidates = random_rows(10), torch.arange(10)[:, None]
-    whole = ScoreSummary.from_scores(rows, candidates, 2, True)
+    whole = ScoreSummary.from_scores(rows, candidates, 2, True, ranked)
     sizes = []
 
     def scores_of(index: int, positions: slice) -> torch.Tensor:
         sizes.append(len(rows[positions]))
         return rows[positions]
 
-    monkeypatch.setattr(logprobs, "SUMMARY_BYTES", 4 * 4 * VOCABULARY + 3)
-    parts = summarize(scores_of, candidates[None], [0], (2, True), 4 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "SUMMARY_BYTES_CPU", 4 * 4 * VOCABULARY + 3)
+    parts = summarize(scores_of, candidates[None], [0], (2, True, ranked), 4 * VOCABULARY)
     assert sizes == [4, 4, 2]
     for name, tensor in vars(whole).items():
         assert torch.equal(getattr(parts, name)[0], tensor), name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -62,12 +62,17 @@ def test_a_reused_slot_carries_nothing_over(make: Callable[[], SlotState]) -> No
     (new,) = fresh.algorithms.by_name.values()
     for got, want in ((used, fresh), (bank, new)):
         for name, tensor in vars(want).items():
-            many = tensor if isinstance(tensor, dict) else {name: tensor}
-            for key, one in many.items():
-                if isinstance(one, torch.Tensor):
-                    mine = vars(got)[name]
-                    assert torch.equal(mine[key] if isinstance(tensor, dict) else mine, one), key
+            if isinstance(tensor, torch.Tensor):
+                assert torch.equal(vars(got)[name], tensor), name
+    for name, tensor in state_of(used, torch.tensor([2])).items():
+        assert (tensor == bank.algorithm.state[name].initial).all(), name
     assert not used.samples[2]
+
+
+def state_of(slots: SlotState, some: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """What the algorithm of these slots keeps."""
+    (batch,) = slots.algorithms.batches(some, some.numpy())
+    return batch.state(slots.step[some])
 
 
 def advanced(
@@ -105,14 +110,17 @@ def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None
     before, masked = slots.tokens.clone(), slots.masked.clone()
     some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
     advanced(slots, some, slots.read(some), leaves)
-    bank.keep(some, {n: torch.full_like(t[some], 3) for n, t in bank.state.items()}, leaves)
+    (batch,) = slots.algorithms.batches(some, some.numpy())
+    batch.keep({name: torch.full_like(tensor[some], 3) for name, tensor in bank.state.items()})
+    slots.step[:] = torch.tensor([1, 1, 0])
     assert torch.equal(slots.tokens[:2], before[:2])
     assert torch.equal(slots.masked[:2], masked[:2])
     assert not slots.fixed[2].any()
     assert (slots.masked[2] == (slots.kind.mask_token is not None)).all()
-    for name, tensor in bank.state.items():
+    for name, tensor in state_of(slots, some).items():
+        assert (tensor[0] == bank.algorithm.state[name].initial).all()
         assert (tensor[1] == 3).all()
-        assert (tensor[[0, 2]] == bank.algorithm.state[name].initial).all()
+        assert (bank.state[name][0] != 3).all()
 
 
 def test_slots_with_different_algorithms() -> None:

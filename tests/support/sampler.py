@@ -45,6 +45,8 @@ def sampler_of(
     for slot, options in enumerate(asked):
         if options is not None:
             parts.rows.enter(slot, options)
+            if options.reports:
+                parts.logprobs.enter(options)
     history = torch.zeros((len(slots.phase), 64), dtype=torch.int32, device=device)
     states = SimpleNamespace(
         all_token_ids=SimpleNamespace(gpu=history), draft_tokens=slots.tokens.clone()

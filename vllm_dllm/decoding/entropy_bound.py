@@ -109,10 +109,13 @@ class EntropyBound(Algorithm):
         done = (stable & confident) | context.last
         tokens = torch.where(done[:, None], statistics.token, proposal)
         tokens = torch.where(canvas.fixed, canvas.tokens, tokens)
+        # It could be the token everywhere. But what depends on all that is read of the state is
+        # written in place by a compiled update, and otherwise in a copy for all slots.
+        argmax = torch.where(unchanged[:, None] == 0, statistics.token, state["argmax"])
         return Update(
             Canvas(tokens, canvas.masked, canvas.fixed),
             done,
-            {"argmax": statistics.token, "unchanged": unchanged.int()},
+            {"argmax": argmax, "unchanged": unchanged.int()},
         )
 
 

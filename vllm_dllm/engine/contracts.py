@@ -15,7 +15,12 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.slots import AlgorithmBatch, SlotState, SlotStatus
-from vllm_dllm.ops.statistics.rows import RankedTokens, RowStatistics, SampledStatistics
+from vllm_dllm.ops.statistics.rows import (
+    EntropyStatistics,
+    RankedTokens,
+    RowStatistics,
+    SampledStatistics,
+)
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -108,7 +113,8 @@ class StepPlan:
     constraint: ConstrainedStep | None = None  # None if no request has a constraint
     masked: torch.Tensor | None = None  # bool [n, L], what statistics are read of; None for all
     rows: torch.Tensor | None = None  # int64 [k], the rows [n * L] whose logits exist; None for all
-    compile: bool = False  # whether a compiled function updates the canvases
+    compile: bool = False  # whether compiled functions update the canvases
+    at_once: bool = False  # whether that is one function, `DiffusionSampler.finish`
 
     @property
     def slots(self) -> torch.Tensor:
@@ -134,6 +140,11 @@ class StepPlan:
     def reads_logits(self) -> bool:
         """Whether an algorithm reads logits, and not statistics alone."""
         return self.ask is not None or self.batch.likeliest > 0
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether compiled functions update the canvases that are the same for any algorithms."""
+        return self.compile and not self.at_once
 
     @property
     def may_go_on(self) -> bool:
@@ -182,7 +193,7 @@ class Readings:
     noise: torch.Tensor | None = None  # int64 [n, L], random tokens; None for a masked model
     # int64 [n, L], the tokens with which the canvases after these begin: uniform random tokens,
     # or masks after the token that `ShiftedReadout` has read. None for other masked models, or if
-    # not all canvases are L wide.
+    # `StepPlan.width` is a tensor.
     next_canvas: torch.Tensor | None = None
     # float32 [n, L, hidden], before the embedding's scale; None for a masked model, or if no
     # canvas may go on.
@@ -199,6 +210,13 @@ class Readings:
         """The key by which a compiled function may tell these readings from others."""
         present = (getattr(self, field.name) is None for field in fields(self))
         return type(self.statistics), *present
+
+    def common(self, entropy: bool = False) -> Readings:
+        """What every batch has of these, as a compiled function takes them, perhaps entropies."""
+        found = self.statistics
+        if isinstance(found, EntropyStatistics) and not entropy:
+            found = RowStatistics(found.token, found.probability)
+        return Readings(found, self.noise, self.next_canvas, self.soft_embedding)
 
 
 class Readout(Protocol):
@@ -294,7 +312,7 @@ class StepOutcome:
     # int64 [n, L], the tokens of `canvas`; for a commit, the tokens that the model has read,
     # even if the algorithm would change them.
     shown: torch.Tensor
-    state: list[Mapping[str, torch.Tensor]]  # what each algorithm keeps for its next step
+    decided: torch.Tensor  # bool [n, L], the positions whose token was chosen in this step
     ready: torch.Tensor  # int64 [n], length of the prefix that may leave; 0 while there is none
     skips_denoise: torch.Tensor  # this pass did not denoise the canvas, which is committed or waits
     ready_to_leave: torch.Tensor  # a prefix may leave, and it need not wait for other canvases
@@ -316,10 +334,8 @@ class StepOutcome:
 class StepObserver(Protocol):
     """Sees the decisions of steps, and adds to the output of the requests that ask for it."""
 
-    def observe(
-        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
-    ) -> None:
-        """See a step before the slots are written; `decided` is that of `CanvasUpdate`."""
+    def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
+        """See a step before the slots are written."""
 
     def add_to(
         self,

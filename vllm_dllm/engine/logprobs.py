@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +26,17 @@ from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
+from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.ops.statistics.rows import OfRows
 from vllm_dllm.vllm_seams.channels import Failure
 
-# How many bytes of scores in float32 are summarized at a time.
-SUMMARY_BYTES = 64 << 20
+# How many bytes of scores in float32 are summarized at a time. A small summary stays in a CPU's
+# caches; each takes a GPU several kernels.
+SUMMARY_BYTES_CPU = 64 << 20
+SUMMARY_BYTES_GPU = 1 << 30
+
+
+Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 
 class LogprobReports:
@@ -44,12 +51,26 @@ class LogprobReports:
         # [slots, L, W] and [slots, L]: ids, the chosen token's first, their scores, and its rank. W
         # grows with the requests that ask.
         shape, device = tuple(slots.tokens.shape), slots.device
-        self.ids = torch.zeros((*shape, 0), dtype=torch.int32, device=device)
-        self.scores = torch.zeros((*shape, 0), device=device)
+        self.ids = torch.zeros((*shape, 1), dtype=torch.int32, device=device)
+        self.scores = torch.zeros((*shape, 1), device=device)
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
         self._named: dict[int, torch.Tensor] = {}
+        # By the number of candidates: `ranked` and `_keep_chosen`, compiled.
+        self._compiled: dict[int, Functions] = {}
+
+    def compile(self) -> None:
+        """Let functions be compiled at their next call, unless an algorithm asks for more ids."""
+        candidates = 2 if self.slots.kind.mask_token is not None else 4
+        self._compiled[candidates] = CompiledOnce(ranked), CompiledOnce(_keep_chosen)
+
+    def _functions(self, candidates: torch.Tensor) -> Functions:
+        return self._compiled.get(candidates.shape[-1], (ranked, _keep_chosen))
+
+    def enter(self, options: RowOptions) -> None:
+        """Make room for the logprobs of a request."""
+        self._widen(1 + self._most(options))
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
@@ -86,7 +107,7 @@ class LogprobReports:
         row_bytes = 4 * self.slots.kind.vocabulary
         for what, canvases in (*asked, *alike.items()):
             indices, slots = map(list, zip(*canvases, strict=True))
-            how = what, not self.reports_logits
+            how = what, not self.reports_logits, self._functions(candidates)[0]
             summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))
 
@@ -97,9 +118,7 @@ class LogprobReports:
             self._named[slot] = to_device(ids, self.slots.device)
         return self._named[slot]
 
-    def observe(
-        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
-    ) -> None:
+    def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """Keep the logprobs of the positions that a step decided.
 
         A request ends with an error if its algorithm has chosen a token that is not among the
@@ -110,21 +129,19 @@ class LogprobReports:
         read, self.pending = self.pending, []
         row_of = {slot: row for row, slot in enumerate(plan.on_host.tolist())}
         rows = [row_of[slot] for slots, _ in read for slot in slots]
-        tensors = outcome.canvas.tokens, decided, plan.slots
+        tensors = outcome.canvas.tokens, outcome.decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
-        self._widen(1 + max(summary.ids.shape[-1] for _, summary in read))
         whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
-        score, rank, known = whole.chosen(tokens)
+        keep = self._functions(whole.candidates)[1]
+        of_candidates = whole.candidates, whole.candidate_scores, whole.candidate_ranks
+        score = keep(self, slots, tokens, decided, of_candidates)
         new = (
             (self.ids, torch.cat([tokens[..., None].int(), whole.ids], -1)),
             (self.scores, torch.cat([score[..., None], whole.scores], -1)),
-            (self.ranks, rank),
         )
         for table, values in new:
-            where = decided.view(*decided.shape, *[1] * (values.ndim - 2))
-            kept = torch.where(where, values, table.index_select(0, slots))
+            kept = torch.where(decided[..., None], values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
-        self.slots.fail(slots, (decided & ~known).any(1), Failure.UNREAD_TOKEN)
 
     def _widen(self, width: int) -> None:
         self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
@@ -160,13 +177,9 @@ class LogprobReports:
         slots, first = self._rows((slots, first), rows)
         # Nothing can leave after the end of the canvas.
         position = (first[:, None] + self.slots.position).clamp_max(length - 1)
-        row = (slots[:, None] * length + position).flatten()  # [m * L]
-        return LogprobsTensors(
-            self.ids.flatten(0, 1)[:, :width].index_select(0, row),
-            self.scores.flatten(0, 1)[:, :width].index_select(0, row),
-            self.ranks.flatten().index_select(0, row),
-            cu_num_generated_tokens=starts.tolist(),
-        )
+        tables = self.ids[..., :width], self.scores[..., :width], self.ranks
+        read = [table[slots[:, None], position].flatten(0, 1) for table in tables]
+        return LogprobsTensors(*read, cu_num_generated_tokens=starts.tolist())
 
     def copy(self, slot: int) -> LogprobsTensors | None:
         """Copy the logprobs of the request in ``slot``; None if it does not ask for any."""
@@ -180,7 +193,6 @@ class LogprobReports:
     def restore(self, slot: int, copy: LogprobsTensors) -> None:
         """Restore the `copy` of a request to the ``slot`` that it has entered."""
         width = copy.logprobs.shape[1]
-        self._widen(width)
         self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
         self.scores[slot, :, :width].copy_(copy.logprobs)
         self.ranks[slot].copy_(copy.selected_token_ranks)
@@ -205,12 +217,14 @@ class ScoreSummary(OfRows):
         candidates: torch.Tensor,
         asked: int | torch.Tensor,
         normalizes: bool,
+        ranked: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     ) -> ScoreSummary:
         """Summarize rows of scores, ``[rows, vocabulary]`` of any floating dtype.
 
         `asked` says how many of the likeliest tokens are reported, or the ids to report instead,
         int64 ``[K]``. With `normalizes`, log-probabilities are reported. As in vLLM, scores are
-        compared before: subtracting the log-sum-exp rounds, which would make ties.
+        compared before: subtracting the log-sum-exp rounds, which would make ties. `ranked`
+        is the function, perhaps compiled.
         """
         rows = scores.float()
         if isinstance(asked, int):
@@ -218,33 +232,47 @@ class ScoreSummary(OfRows):
         else:
             ids = asked.expand(len(rows), -1)
             top = rows.gather(1, ids)
-        own = rows.gather(1, candidates)
-        # Handle one candidate at a time, because all of them together would take C times the
-        # memory.
-        ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
+        own, ranks = ranked(rows, candidates)
         if normalizes:
             total = rows.logsumexp(-1, keepdim=True)
             top, own = top - total, own - total
-        return cls(ids.int(), top, candidates, own, torch.stack(ranks, 1))
+        return cls(ids.int(), top, candidates, own, ranks)
 
-    def chosen(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return each token's score (float32), rank (int32) and whether it is a candidate (bool).
 
-        The tensors have the shape of `tokens`, int64 ``[..., L]``; score and rank are meaningless
-        where a token is not a candidate.
-        """
-        equal = self.candidates == tokens[..., None]
-        which = equal.int().argmax(-1, keepdim=True)
-        columns = self.candidate_scores, self.candidate_ranks
-        score, rank = (column.gather(-1, which)[..., 0] for column in columns)
-        return score, rank, equal.any(-1)
+def ranked(rows: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores and the ranks of candidates, ``[rows, C]`` all."""
+    own = rows.gather(1, candidates)
+    # Handle one candidate at a time, because all of them together would take C times the memory.
+    ranks = [(rows >= score).sum(1, dtype=torch.int32) for score in own.split(1, dim=1)]
+    return own, torch.stack(ranks, 1)
+
+
+def _keep_chosen(
+    reports: LogprobReports,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    decided: torch.Tensor,
+    of_candidates: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Keep the ranks of the tokens of canvases (int64 ``[m, L]``) where they were decided.
+
+    Returns the tokens' scores. `of_candidates` are the last three fields of `ScoreSummary`.
+    """
+    candidates, *columns = of_candidates
+    equal = candidates == tokens[..., None]
+    which = equal.int().argmax(-1, keepdim=True)
+    score, rank = (column.gather(-1, which)[..., 0] for column in columns)
+    kept = torch.where(decided, rank, reports.ranks.index_select(0, slots))
+    reports.ranks.index_copy_(0, slots, kept)
+    reports.slots.fail(slots, (decided & ~equal.any(-1)).any(1), Failure.UNREAD_TOKEN)
+    return score
 
 
 def summarize(
     scores_of: Callable[[int, slice], torch.Tensor],
     candidates: torch.Tensor,
     indices: Sequence[int],
-    how: tuple[int | torch.Tensor, bool],
+    how: tuple[Any, ...],
     row_bytes: int,
 ) -> ScoreSummary:
     """Summarize canvases that ask for the same, several at a time or a few rows at a time.
@@ -254,10 +282,11 @@ def summarize(
             ``[rows, vocabulary]``, which may be computed on demand and are not kept.
         candidates: int64 ``[n, L, C]``, the tokens that canvases may hold after the step.
         indices: the m canvases to summarize, to ``[m, L]`` rows.
-        how: `asked` and `normalizes` of `ScoreSummary.from_scores`.
+        how: the last arguments of `ScoreSummary.from_scores`.
         row_bytes: size of a row in float32.
     """
-    length, rows_at_once = candidates.shape[1], max(1, SUMMARY_BYTES // row_bytes)
+    most = SUMMARY_BYTES_CPU if candidates.device.type == "cpu" else SUMMARY_BYTES_GPU
+    length, rows_at_once = candidates.shape[1], max(1, most // row_bytes)
     at_once, parts = max(1, rows_at_once // length), []
     for first in range(0, len(indices), at_once):
         some = indices[first : first + at_once]

@@ -110,6 +110,8 @@ class OptionalParts:
             return
         if options is not None:
             self.rows.enter(slot, options)
+            if options.reports:
+                self.logprobs.enter(options)
 
     def leave(self, slot: int) -> None:
         """Forget the request in ``slot``."""

@@ -84,9 +84,7 @@ class PassRecorder:
             return False
         return logprobs.of_raw_logits or not draws
 
-    def observe(
-        self, plan: StepPlan, outcome: StepOutcome, decided: torch.Tensor, readings: Readings
-    ) -> None:
+    def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """Record this pass, after `LogprobReports.observe`."""
         state = self.slots
         recorded = state.records[plan.on_host]
@@ -97,7 +95,7 @@ class PassRecorder:
 
         tokens = rows(outcome.shown)
         probability, logprob, by_model = _read(readings, rows, tokens)
-        chosen = rows(decided)
+        chosen = rows(outcome.decided)
         if by_model is not None:
             chosen = chosen & by_model
         probability = torch.where(chosen, probability, UNDECIDED)

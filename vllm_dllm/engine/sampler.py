@@ -223,10 +223,10 @@ class DiffusionSampler:
         Where `stopped` (bool ``[n]``) is true, the slot has begun a canvas in this step, or its
         request has failed, and it does not change.
         """
-        state, slot, present = self.slots, batch.slots, None
+        state, slot = self.slots, batch.slots
         if not isinstance(width, int):
-            present = state.position < width[:, None]
             if state.kind.mask_token is not None and state.kind.is_cut:
+                present = state.position < width[:, None]
                 # The context ends within the canvas: nothing is to be decided after it.
                 state.masked.index_copy_(0, slot, state.masked.index_select(0, slot) & present)
             hidden_states = self._padded(hidden_states, width)
@@ -236,15 +236,11 @@ class DiffusionSampler:
         paths = None if plan.constraint is None else plan.constraint.followed()
         if stopped is not None:
             paths = replace(self._paths_of_all(plan, paths), waits=stopped)
-        # A batch without a soft embedding would need a compiled function of its own.
-        if not plan.compile or (self.predictions is not None and not plan.may_go_on):
-            output, leaves, out = self.finish(plan, readings, hidden, present, paths)
-        else:
-            if readings.logprob is not None:  # which only observers read
-                readings = replace(readings, logprob=None)
-            finish = self.canvas_update.compilable(DiffusionSampler.finish, True, readings.kind)
+        if plan.compile:
             paths = self._paths_of_all(plan, paths)
-            output, leaves, out = finish(self, plan, readings, hidden, None, paths)
+        kind = readings.kind
+        finish = self.canvas_update.compilable(DiffusionSampler.finish, plan.at_once, kind)
+        output, leaves, out = finish(self, plan, readings, hidden, paths)
         if plan.constraint is not None:
             plan.constraint.advance(out, leaves)
         return output
@@ -254,22 +250,35 @@ class DiffusionSampler:
         plan: StepPlan,
         readings: Readings,
         hidden: torch.Tensor,
-        present: torch.Tensor | None,
         paths: FollowedPaths | None,
     ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
         """Decide, report, and write the slots after the readout; `hidden` is ``[n, L, hidden]``.
 
         Returns the output, and `leaves` and `out` of `StepOutcome`. When this is compiled, a few
-        hundred small operators become a handful of kernels.
+        hundred small operators become a handful of kernels. So do its parts where it is not: for
+        observers, canvases that are narrower than L, and what requests choose as their algorithm.
         """
-        update, slot = self.canvas_update, plan.slots
-        now = self.slots.read(slot) if plan.compile else plan.status
-        outcome = update.decide(plan, now, readings, present, paths)
-        if plan.batch.observers:
-            decided = update.decided(plan, outcome)
-            for observer in plan.batch.observers:
-                observer.observe(plan, outcome, decided, readings)
-        tokens = update.keep(plan, now, outcome, readings.next_canvas)
+        update = self.canvas_update
+        now = self.slots.read(plan.slots) if plan.at_once else plan.status
+        outcome = update.decide(plan, now, readings, paths)
+        for observer in plan.batch.observers:
+            observer.observe(plan, outcome, readings)
+        write = update.compilable(DiffusionSampler._write, plan.in_parts)
+        output = write(self, plan, now, outcome, readings.common(), hidden, paths)
+        return output, outcome.leaves, outcome.out
+
+    def _write(
+        self,
+        plan: StepPlan,
+        now: SlotStatus,
+        outcome: StepOutcome,
+        readings: Readings,
+        hidden: torch.Tensor,
+        paths: FollowedPaths | None,
+    ) -> SamplerOutput:
+        """Write the slots, and report; the arguments are those of `finish` and what it has made."""
+        slot = plan.slots
+        tokens = self.canvas_update.keep(plan, now, outcome, readings.next_canvas)
         if self.predictions is not None:
             soft = readings.soft_embedding
             if soft is None:
@@ -284,7 +293,7 @@ class DiffusionSampler:
             predicted = readings.statistics.token
             output, tokens = verified(plan, now, predicted, sound, output, tokens)
         self._read_next(slot, tokens)
-        return output, outcome.leaves, outcome.out
+        return output
 
     def _paths_of_all(self, plan: StepPlan, paths: FollowedPaths | None) -> FollowedPaths:
         """The paths with tensors for all fields, as a compiled function takes them."""

@@ -76,7 +76,7 @@ INTEGERS: dict[str, int | None] = {
     "end_tokens": MAX_END_TOKENS,
     **dict.fromkeys(CHANGING),
 }
-FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole"))
+FLAGS: dict[str, int | None] = dict.fromkeys(("read_only", "streams", "whole", "edits"))
 # What a request asks of its steps, on the host: bool [slots] each.
 HOST_FLAGS = (
     "samples",  # its temperature is above 0
@@ -150,6 +150,7 @@ class NamedColumns:
     read_only = Column()  # the canvas leaves without a commit and ends the request
     streams = Column()  # the decided beginning of a canvas leaves before the canvas is finished
     whole = Column()  # a canvas leaves when all its positions are decided, not when its answer is
+    edits = Column()  # the attribute of its algorithm
 
 
 @dataclass(frozen=True)
@@ -166,33 +167,20 @@ class AlgorithmSlots:
     """One algorithm's tensors for all slots; rows of slots with other algorithms are ignored."""
 
     def __init__(self, algorithm: Algorithm, slots: int, length: int, device: torch.device) -> None:
-        """Allocate the tensors for this number of slots, filled with their initial values."""
+        """Allocate the tensors for this number of slots."""
         self.algorithm = algorithm
         self.names = tuple(algorithm.config.ranges())  # of its settings
         self.parameters = torch.zeros((slots, len(self.names)), device=device)
         self.state = {}  # by name, see `StateTensor`
         for name, spec in algorithm.state.items():
             shape = (slots, *([length] if spec.per_position else []), *spec.extra)
-            self.state[name] = torch.full(shape, spec.initial, dtype=spec.dtype, device=device)
+            self.state[name] = torch.zeros(shape, dtype=spec.dtype, device=device)
 
     def enter(self, slot: int, settings: AlgorithmConfig) -> None:
-        """Set the parameters and the initial state of the request that enters ``slot``."""
+        """Set the parameters of the request that enters ``slot``."""
         values = settings.values()
         row: np.ndarray = np.array([values[name] for name in self.names], dtype=np.float32)
         copy_into(self.parameters[slot], row)
-        for name, spec in self.algorithm.state.items():
-            self.state[name][slot].fill_(spec.initial)
-
-    def keep(
-        self, slots: torch.Tensor, new: Mapping[str, torch.Tensor], leaves: torch.Tensor
-    ) -> None:
-        """Store what a step returned for ``slots`` (int64 ``[n]``), ``[n, ...]`` each.
-
-        The state of canvases that leave (bool ``[n]``) is reset to its initial values.
-        """
-        for name, spec in self.algorithm.state.items():
-            reset = leaves.view(-1, *[1] * (new[name].ndim - 1))
-            self.state[name].index_copy_(0, slots, new[name].masked_fill(reset, spec.initial))
 
 
 @dataclass(frozen=True)
@@ -204,6 +192,11 @@ class AlgorithmBatch:
     slots: torch.Tensor  # int64 [m]
 
     @property
+    def shape_id(self) -> str:
+        """See `ops.compiled.any_size`."""
+        return "batch" if self.index is None else "algorithm"
+
+    @property
     def algorithm(self) -> Algorithm:
         """The decoding rule."""
         return self.all_slots.algorithm
@@ -213,10 +206,22 @@ class AlgorithmBatch:
         values = self.all_slots.parameters.index_select(0, self.slots)
         return dict(zip(self.all_slots.names, values.unbind(1), strict=True))
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """Copy the algorithm's tensors of these canvases: by name, ``[m, ...]`` each."""
-        tensors = self.all_slots.state
-        return {name: each.index_select(0, self.slots) for name, each in tensors.items()}
+    def state(self, step: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The algorithm's tensors of these canvases: by name, ``[m, ...]`` each.
+
+        They have their initial values where a canvas has taken 0 steps, int64 ``[m]``.
+        """
+        state = {}
+        for name, spec in self.algorithm.state.items():
+            kept = self.all_slots.state[name].index_select(0, self.slots)
+            begins = (step == 0).view(-1, *[1] * (kept.ndim - 1))
+            state[name] = kept.masked_fill(begins, spec.initial)
+        return state
+
+    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Store the tensors that a step returned, ``[m, ...]`` each."""
+        for name in self.algorithm.state:
+            self.all_slots.state[name].index_copy_(0, self.slots, state[name])
 
 
 class AlgorithmStates:
@@ -369,7 +374,7 @@ class SlotState(NamedColumns):
         )
         own = slice(self._integers.before("max_steps"), self._integers.before("start"))
         copy_into(self.integers[slot, own], integers[own])
-        flags = np.array([read_only, streams, whole])
+        flags = np.array([read_only, streams, whole, choice.algorithm.edits])
         copy_into(self.flags[slot, : len(flags)], flags)
         self.temperature[slot].fill_(temperature)
         self.algorithms.enter(slot, choice.algorithm, choice.settings)

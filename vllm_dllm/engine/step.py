@@ -11,13 +11,14 @@ algorithms that share the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from vllm_dllm.decoding import Canvas, StepContext
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update
 from vllm_dllm.decoding.base import BlockLimits
 from vllm_dllm.decoding.completion import decided_prefix, emitted_length, first_end
 from vllm_dllm.engine.contracts import (
@@ -47,10 +48,15 @@ class CanvasUpdate:
         self.slots = slots
         self.policy = policy
         self.parts = parts
-        # The algorithm whose canvases are updated by compiled functions, and whether these are
-        # being compiled now; see `warm_up.compile_updates`.
+        # Whether there are compiled functions, whether they are being compiled now, the algorithm
+        # whose canvases one of them updates at once, and those whose steps are compiled; see
+        # `warm_up.compile_updates`.
+        self.compiles = self.compiles_ahead = False
         self.compiled_algorithm: str | None = None
-        self.compiles_ahead = False
+        self.compiled_steps: set[str] = set()
+        seats = len(slots.tokens)
+        self._every = torch.arange(seats, device=slots.device)
+        self._full = torch.full_like(self._every, slots.length)  # the widths of full canvases
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._batch: tuple[Any, Batch] | None = None
 
@@ -87,28 +93,32 @@ class CanvasUpdate:
     def plan(self, batch: Batch, width: torch.Tensor | int) -> StepPlan:
         """Determine what must be read from the model's output; `width` is that of `StepPlan`."""
         state, slots, every = self.slots, batch.slots, batch.by_algorithm
-        compile = (
-            len(every) == 1
-            and every[0].algorithm.name == self.compiled_algorithm
-            and not batch.observers
-            and batch.verifies is None
-            and isinstance(width, int)
-        )
+        # What verifies, and a batch without a soft embedding, would need functions of their own.
+        compile = self.compiles and batch.verifies is None
+        compile = compile and (state.kind.mask_token is not None or batch.flags["several_steps"])
+        own = len(every) == 1 and every[0].algorithm.name == self.compiled_algorithm
+        at_once = compile and own and not batch.observers and isinstance(width, int)
         if "temperature" in batch.overridden:
-            temperature = self.compilable(_temperatures, compile)(state, batch)
+            temperature = self.compilable(_temperatures, own)(state, batch)
         else:
             temperature = state.temperature.index_select(0, slots)
-        plan = StepPlan(batch, state, width, temperature, compile=compile)
+        if compile and not at_once and isinstance(width, int):
+            width = self._full[: len(slots)]
+        plan = StepPlan(batch, state, width, temperature, compile=compile, at_once=at_once)
         if plan.draws and any(part.algorithm.own_confidence for part in every):
             plan.own_confidence = temperature * batch.having("own_confidence")
         if batch.reads_masked:
             plan.masked = state.masked.index_select(0, slots)
         if "ask" in batch.overridden:
-            plan.ask = batch.in_order([part.algorithm.ask(part.state()) for part in every])
+            step = plan.status.step
+            states = [part.state(_rows(part, step)) for part in every]
+            plan.ask = batch.in_order(
+                [part.algorithm.ask(state) for part, state in zip(every, states, strict=True)]
+            )
         if "adjust" in batch.overridden:
             plan.adjust = _adjustments(batch, plan.status.canvas)
         if batch.flags["constrained"]:
-            may_revise = batch.having("edits") & ~self._finished(plan.status)
+            may_revise = plan.status.edits & ~self._finished(plan.status)
             plan.constraint = self.parts.constraints.begin_step(plan, may_revise)
         return plan
 
@@ -122,7 +132,7 @@ class CanvasUpdate:
         if not compile:
             return function
         key = function, *kind
-        if self.compiles_ahead:
+        if self.compiles_ahead and key not in self._compiled:
             self._compiled[key] = CompiledOnce(function)
         return self._compiled.get(key, function)
 
@@ -135,14 +145,46 @@ class CanvasUpdate:
         plan: StepPlan,
         now: SlotStatus,
         readings: Readings,
-        present: torch.Tensor | None,
         paths: FollowedPaths | None = None,
     ) -> StepOutcome:
         """Run the algorithms, and decide for each canvas whether it goes on, commits or leaves.
 
-        `now` has the columns of the plan's rows, `present` is as in `StepContext`, and `paths` is
-        None if no canvas has a constraint.
+        `now` has the columns of the plan's rows, and `paths` is None if no canvas has a constraint.
         """
+        canvas, done = self.denoised(plan, now, readings)
+        settled = self.compilable(CanvasUpdate.settled, plan.in_parts)
+        outcome: StepOutcome = settled(self, plan, now, canvas, done, paths)
+        return outcome
+
+    def denoised(
+        self, plan: StepPlan, now: SlotStatus, readings: Readings
+    ) -> tuple[Canvas, torch.Tensor]:
+        """Run the algorithms: the next canvases, and whether they are done, bool ``[n]``."""
+        updates = []
+        for part in plan.batch.by_algorithm:
+            algorithm, own = part.algorithm, readings
+            compile = plan.in_parts and algorithm.name in self.compiled_steps
+            if compile:
+                own = readings.common(algorithm.reads_entropy)
+                if part.index is None:
+                    part = replace(part, index=self._every[: len(part.slots)])
+            step = self.compilable(_step, compile, (algorithm.name,))
+            updates.append(step(part, plan.state, now, own, plan.width))
+        in_order = plan.batch.in_order
+        tokens = in_order([update.canvas.tokens for update in updates])
+        masked = in_order([update.canvas.masked for update in updates])
+        done = in_order([update.done for update in updates])
+        return Canvas(tokens, masked, now.canvas.fixed), done
+
+    def settled(
+        self,
+        plan: StepPlan,
+        now: SlotStatus,
+        canvas: Canvas,
+        done: torch.Tensor,
+        paths: FollowedPaths | None,
+    ) -> StepOutcome:
+        """`decide` after the algorithms, with the canvases and `done` (bool ``[n]``) of theirs."""
         policy = self.policy
         commits = now.phase == int(Phase.COMMIT)
         # Without lockstep a finished canvas commits at once, and one comparison is enough.
@@ -152,7 +194,6 @@ class CanvasUpdate:
             skips = skips | waits
         stays = skips if policy.sync else waits
 
-        canvas, done, state = _denoised(plan, now, readings, present)
         if paths is not None and self.slots.kind.mask_token is not None:
             canvas = paths.kept(canvas, skips)
         if stays is not None:
@@ -174,7 +215,7 @@ class CanvasUpdate:
         return StepOutcome(
             canvas=canvas,
             shown=torch.where(commits[:, None], now.canvas.tokens, canvas.tokens),
-            state=state,
+            decided=self._decided(now.canvas, canvas, skips),
             ready=ready,
             skips_denoise=skips,
             ready_to_leave=ready_to_leave,
@@ -200,14 +241,13 @@ class CanvasUpdate:
             flags = torch.add(flags, leaves & ~advances, alpha=int(PassFlags.KV_PENDING))
         return flags
 
-    def decided(self, plan: StepPlan, outcome: StepOutcome) -> torch.Tensor:
-        """The positions whose token was chosen in this step, bool ``[n, L]``."""
-        before, after = plan.status.canvas, outcome.canvas
+    def _decided(self, before: Canvas, after: Canvas, skips: torch.Tensor) -> torch.Tensor:
+        """See `StepOutcome.decided`; `skips` is its `skips_denoise`."""
         if self.slots.kind.mask_token is None:
             chosen = torch.ones_like(after.masked)  # every step predicts the whole canvas
         else:
             chosen = (after.tokens != before.tokens) | before.masked
-        return chosen & ~(after.masked | outcome.skips_denoise[:, None])
+        return chosen & ~(after.masked | skips[:, None])
 
     def keep(
         self,
@@ -220,10 +260,7 @@ class CanvasUpdate:
 
         `now` has the columns of the plan's rows, and `fresh` is `Readings.next_canvas`.
         """
-        leaves, begins = outcome.leaves, outcome.begins
-        for batch, new in zip(plan.batch.by_algorithm, outcome.state, strict=True):
-            if batch.algorithm.state:
-                batch.all_slots.keep(batch.slots, new, _rows(batch, begins))
+        leaves = outcome.leaves
         commits_next = outcome.ready_to_leave & ~leaves
         return self.slots.advance(
             plan.slots,
@@ -236,7 +273,7 @@ class CanvasUpdate:
             remaining=now.remaining + now.tail - outcome.out,
             tail=outcome.out.masked_fill(leaves, 0),
             ready=outcome.ready.masked_fill(leaves, 0),
-            step=(now.step + 1).masked_fill(begins, 0),
+            step=(now.step + 1).masked_fill(outcome.begins, 0),
         )
 
     def _ready(
@@ -249,9 +286,10 @@ class CanvasUpdate:
     ) -> torch.Tensor:
         """The length of the prefix that may leave, int64 ``[n]``; edited canvases leave whole."""
         width = plan.width
-        edits = [batch.algorithm.edits for batch in plan.batch.by_algorithm]
-        if all(edits):
-            return torch.where(done, width, 0)
+        whole = torch.where(done, width, 0)
+        edits = {batch.algorithm.edits for batch in plan.batch.by_algorithm}
+        if not plan.in_parts and False not in edits:
+            return whole
         kind, early = self.slots.kind, self.policy.early
         if kind.blocks > 1 and not early:  # the answer's last block, not those after it
             length = kind.block_length
@@ -261,8 +299,8 @@ class CanvasUpdate:
         ready = emitted_length(canvas, reach, early)
         if not isinstance(width, int) and kind.is_cut:
             ready = torch.minimum(ready, width)
-        if any(edits):
-            ready = torch.where(plan.batch.having("edits"), torch.where(done, width, 0), ready)
+        if plan.in_parts or True in edits:
+            ready = torch.where(now.edits, whole, ready)
         return ready
 
     def _needs_no_commit(
@@ -300,34 +338,37 @@ class CanvasUpdate:
         return torch.where(sends, torch.minimum(decided, limit), tail)
 
 
-def _denoised(
-    plan: StepPlan, now: SlotStatus, readings: Readings, present: torch.Tensor | None
-) -> tuple[Canvas, torch.Tensor, list[Mapping[str, torch.Tensor]]]:
-    """The next canvases, whether they are done, and what each algorithm keeps, see `Update`."""
-    kind, updates = plan.state.kind, []
-    for batch in plan.batch.by_algorithm:
-        step, max_steps = _rows(batch, now.step), _rows(batch, now.max_steps)
-        context = StepContext(
-            statistics=_rows(batch, readings.statistics),
-            last=step + 1 >= max_steps,
-            parameters=batch.parameters(),
-            state=batch.state(),
-            step=step,
-            noise=_rows(batch, readings.noise),
-            present=_rows(batch, present),
-            asked=_rows(batch, readings.log_probabilities),
-            likeliest=_rows(batch, readings.likeliest),
-            edit_tokens=kind.edit_tokens,
-            blocks=None if kind.blocks == 1 else BlockLimits(_rows(batch, now.blocks), max_steps),
-        )
-        updates.append(batch.algorithm.step(_rows(batch, now.canvas), context))
-    state = [update.state for update in updates]
-    if len(updates) == 1:
-        return updates[0].canvas, updates[0].done, state
-    tokens = plan.batch.in_order([update.canvas.tokens for update in updates])
-    masked = plan.batch.in_order([update.canvas.masked for update in updates])
-    done = plan.batch.in_order([update.done for update in updates])
-    return Canvas(tokens, masked, now.canvas.fixed), done, state
+def _step(
+    batch: AlgorithmBatch,
+    slots: SlotState,
+    now: SlotStatus,
+    readings: Readings,
+    width: torch.Tensor | int,
+) -> Update:
+    """One algorithm's step over its canvases, ``[m, L]``, which keeps its state.
+
+    The arguments after `slots` have the rows of the whole batch.
+    """
+    kind, present = slots.kind, None
+    if not isinstance(width, int):
+        present = slots.position < width[:, None]
+    step, max_steps = _rows(batch, now.step), _rows(batch, now.max_steps)
+    context = StepContext(
+        statistics=_rows(batch, readings.statistics),
+        last=step + 1 >= max_steps,
+        parameters=batch.parameters(),
+        state=batch.state(step),
+        step=step,
+        noise=_rows(batch, readings.noise),
+        present=_rows(batch, present),
+        asked=_rows(batch, readings.log_probabilities),
+        likeliest=_rows(batch, readings.likeliest),
+        edit_tokens=kind.edit_tokens,
+        blocks=None if kind.blocks == 1 else BlockLimits(_rows(batch, now.blocks), max_steps),
+    )
+    update = batch.algorithm.step(_rows(batch, now.canvas), context)
+    batch.keep(update.state)
+    return update
 
 
 def _kept_where(old: torch.Tensor, before: Canvas, after: Canvas) -> Canvas:
@@ -362,7 +403,10 @@ def _temperatures(state: SlotState, batch: Batch) -> torch.Tensor:
 def _adjustments(batch: Batch, before: Canvas) -> tuple[torch.Tensor, torch.Tensor] | None:
     """See `StepPlan.adjust`."""
     parts = [
-        part.algorithm.adjust(_rows(part, before), part.parameters()) for part in batch.by_algorithm
+        None
+        if type(part.algorithm).adjust is Algorithm.adjust
+        else part.algorithm.adjust(_rows(part, before), part.parameters())
+        for part in batch.by_algorithm
     ]
     ids = batch.in_order([part and part[0] for part in parts])
     amounts = batch.in_order([part and part[1] for part in parts])

@@ -7,19 +7,23 @@ again for every request.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.logger import init_logger
 
+from vllm_dllm.decoding import Algorithm
 from vllm_dllm.engine.contracts import EXAMPLE_ROWS, Batch, StepPlan
-from vllm_dllm.engine.row_options import COSTLY
+from vllm_dllm.engine.row_options import COSTLY, RowOptions
 from vllm_dllm.engine.slots import HOST_FLAGS
 from vllm_dllm.ops.compiled import compiling_ahead
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.model_state import DiffusionModelState
+    from vllm_dllm.settings.resolution import ResolvedDecoding
 
 # The number of canvases in the example for which updates are compiled.
 EXAMPLE_CANVASES = 4
@@ -30,16 +34,15 @@ logger = init_logger("vllm.dllm")
 def compile_sampler(state: DiffusionModelState) -> None:
     """Compile what runs after the model.
 
-    Only the server's own algorithm is compiled, and only if this package provides it: other
-    algorithms need not be compilable. What verifies is not compiled.
+    Only algorithms that this package provides are compiled: others need not be compilable.
     """
     begin = time.perf_counter()
     logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
     with compiling_ahead():
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
-    choice = state.served.choose()
-    if choice.is_ours and not choice.algorithm.verifies:
-        compile_updates(state)
+    # A CPU starts operators in microseconds, and would take 40 s more for a start without a cache.
+    others = state.served.algorithm_names if state.slots.device.type != "cpu" else ()
+    compile_updates(state, others)
     if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
         from canvas_grammar.decoding.path_finder import warm_up
 
@@ -47,19 +50,48 @@ def compile_sampler(state: DiffusionModelState) -> None:
     logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
 
-def compile_updates(state: DiffusionModelState) -> None:
-    """Compile the update of canvases, for batches of any size."""
-    slots, sampler, choice = state.slots, state.sampler, state.served.choose()
+def compile_updates(state: DiffusionModelState, others: Collection[str] = ()) -> None:
+    """Compile the update of canvases, for batches of any size and of any algorithms.
+
+    The step of the server's own algorithm is compiled, too, and of the `others` if they are ours;
+    with others, what keeps logprobs is as well.
+    """
+    slots, served, sampler = state.slots, state.served, state.sampler
     assert sampler is not None
-    update = sampler.canvas_update
-    update.compiled_algorithm, update.compiles_ahead = choice.algorithm.name, True
-    slots.algorithms.enter(0, choice.algorithm, choice.settings)
+    update, own = sampler.canvas_update, served.choose()
+    names = filter(served.accepts, others)
+    choices = [own, *(served.choose({"algorithm": name}) for name in names)]
     count = min(EXAMPLE_CANVASES, len(slots.tokens))
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
+    on_host: np.ndarray = np.zeros(count, dtype=np.int64)
+    update.compiles = update.compiles_ahead = True
+    if own.is_ours and not own.algorithm.verifies:
+        update.compiled_algorithm = own.algorithm.name
     with torch.inference_mode():
-        hidden = _hidden(state, count * slots.length)
-        sampler.update(hidden, update.batch(slot, np.zeros(count, dtype=np.int64)), slots.length)
+        hidden, widths = _hidden(state, count * slots.length), torch.full_like(slot, slots.length)
+        slots.algorithms.enter(0, own.algorithm, own.settings)
+        sampler.update(hidden, update.batch(slot, on_host), slots.length)
+        batch = replace(update.batch(slot, on_host), entropy=True)
+        readings = state.readout.read(hidden, update.plan(batch, widths))
+        for choice in filter(_has_compiled_step, choices):
+            slots.algorithms.enter(0, choice.algorithm, choice.settings)
+            update.compiled_steps.add(choice.algorithm.name)
+            plan = update.plan(update.batch(slot, on_host), widths)
+            update.denoised(plan, plan.status, readings)
+        slots.algorithms.enter(0, own.algorithm, own.settings)
+        if others:
+            state.parts.logprobs.compile()
+            state.parts.rows.enter(0, RowOptions(logprobs=0))
+        sampler.update(hidden, update.batch(slot, on_host), widths)
+        state.parts.leave(0)
     update.compiles_ahead = False
+
+
+def _has_compiled_step(choice: ResolvedDecoding) -> bool:
+    """Whether the step of an algorithm is compiled: not if it needs more than all batches have."""
+    algorithm: Any = choice.algorithm
+    more = algorithm.likeliest > 0 or type(algorithm).ask is not Algorithm.ask
+    return choice.is_ours and not (algorithm.verifies or more)
 
 
 def read_largest_batch(state: DiffusionModelState) -> None:

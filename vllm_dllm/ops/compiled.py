@@ -62,8 +62,8 @@ class CompiledOnce(Generic[Arguments, Result]):
     """A function of a batch, compiled at its first call for batches of any size, even 1.
 
     Arguments are tensors, and dataclasses, sequences and mappings of tensors. The first dimension
-    of all of them is the batch's; their other sizes are constants, so that a reduction over the
-    positions of a canvas shares a kernel with what surrounds it.
+    of all of them is the batch's (but see `any_size`); their other sizes are constants, so that a
+    reduction over the positions of a canvas shares a kernel with what surrounds it.
 
     No guards choose a graph for each call, because checking them takes longer than a step's small
     loops. So later arguments must be as the first ones: the same types and dtypes, the same
@@ -107,17 +107,21 @@ def with_code(function: Function, code: CodeType) -> Function:
     return copy
 
 
-def any_size(*arguments: Any) -> None:
-    """Let the first dimension of all tensors in these arguments be of any (one) size."""
+def any_size(*arguments: Any, shape_id: str = "batch") -> None:
+    """Let the first dimension of all tensors in these arguments be of any (one) size.
+
+    Those of a dataclass with an attribute `shape_id` have a size of their own.
+    """
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
-            mark_unbacked(argument, 0, hint_override=len(argument), shape_id="batch")
+            mark_unbacked(argument, 0, hint_override=len(argument), shape_id=shape_id)
         elif is_dataclass(argument):
-            any_size(*(getattr(argument, field.name) for field in fields(argument)))
+            own = getattr(argument, "shape_id", shape_id)
+            any_size(*(getattr(argument, field.name) for field in fields(argument)), shape_id=own)
         elif isinstance(argument, Mapping):
-            any_size(*argument.values())
+            any_size(*argument.values(), shape_id=shape_id)
         elif isinstance(argument, Sequence) and not isinstance(argument, str):
-            any_size(*argument)
+            any_size(*argument, shape_id=shape_id)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ change of either is seen; after an intended change, write the file anew and look
 
     python -m tests.serving.cuda_paths.test_step_costs
 
-Requests with logprobs are left out: vLLM wants their results on the host when tokens leave.
+That vLLM wants logprobs on the host when tokens leave is not counted.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ EVERYTHING: dict[str, Any] = {
     **FILTERS["min_p"],
 }
 CONSTRAINED = {"constrained": True}
+LOGPROBS = {"logprobs": 5}
 # Cases of SDAR, whose readout is that of LLaDA2 over shorter blocks.
 OF_SDAR = ("greedy", "drawn", "top_k and top_p", "min_p", "constrained", "constrained, drawn")
 # What shares a batch with the canvases, their shapes, or how often a step reads them.
@@ -65,6 +66,7 @@ def masked_cases() -> dict[str, dict[str, Any]]:
         **{name: {"requests": [WARM | asked]} for name, asked in FILTERS.items()},
         "everything": {"requests": [WARM | EVERYTHING]},
         "everything, every other request": {"requests": [WARM | EVERYTHING, {}]},
+        "logprobs": {"requests": [LOGPROBS]},
         "constrained": {"requests": [CONSTRAINED]},
         "constrained, drawn": {"requests": [WARM | CONSTRAINED]},
         "two algorithms": {"requests": both},
@@ -86,6 +88,8 @@ def noise_cases() -> dict[str, dict[str, Any]]:
         **{name: {"requests": [asked]} for name, asked in (BIASES | FILTERS).items()},
         "everything": {"requests": [EVERYTHING]},
         "everything, every other request": {"requests": [EVERYTHING, {}]},
+        "logprobs": {"requests": [LOGPROBS | {"temperature": 0.0}]},
+        "logprobs, drawn": {"requests": [LOGPROBS]},
         "constrained": {"requests": [CONSTRAINED]},
     }
     return {

@@ -151,7 +151,7 @@ class World:
         joint = slots.algorithms.by_name.get("JointThreshold")
         if joint is None:
             return bool(slots.ready[slot] > 0)
-        return bool(joint.state["post_edit_steps"][slot] > 0)
+        return bool(slots.step[slot] > 0 and joint.state["post_edit_steps"][slot] > 0)
 
     def _passes(self, driver: Driver, kind: Phase, tokens: int) -> bool:
         found, request = driver.canvas("victim"), driver.request("victim")

@@ -33,6 +33,7 @@ from tests.support.fake_accelerator import Cost, FakeDevice, fake_accelerator
 from vllm_dllm.attention.metadata import AttentionBatch
 from vllm_dllm.engine import (
     constraints,
+    logprobs,
     readout_masked,
     readout_noise,
     step,
@@ -43,6 +44,8 @@ from vllm_dllm.engine.contracts import EXAMPLE_ROWS
 from vllm_dllm.engine.further_passes import PreparedStep
 from vllm_dllm.engine.input_ids import read_again
 from vllm_dllm.engine.replayed_passes import ReplayedPasses
+from vllm_dllm.engine.slots import AlgorithmBatch
+from vllm_dllm.engine.warm_up import compile_updates
 from vllm_dllm.families.anchored.attention import CausalUnlessDenoised
 from vllm_dllm.families.block_causal.attention import BlockCausal
 from vllm_dllm.ops.compiled import OF_BATCHES, OF_ROWS, any_size
@@ -63,7 +66,9 @@ class FakeModel(BareModel):
         super().__init__(model, device, triton=triton, compile=True)
         update = self.sampler.canvas_update
         update.compiled_algorithm = model.served.choose().algorithm.name
-        update.compiles_ahead = True
+        update.compiled_steps = set(model.served.algorithm_names)
+        update.compiles = update.compiles_ahead = True
+        self.parts.logprobs.compile()
         masked = model.kind.mask_token is not None
         self.attention: Any = (
             BlockCausal(model.kind.length, device) if masked else CausalUnlessDenoised(self.slots)
@@ -203,7 +208,7 @@ def smaller(model: Published) -> Published:
 
 # The modules of Triton kernels, and those that compile functions.
 KERNELS = (rows_triton, scores_triton, filters_triton, soft_embedding_triton, paths_triton)
-COMPILING = (step, token_choice, token_choice_triton, readout_masked, readout_noise)
+COMPILING = (logprobs, step, token_choice, token_choice_triton, readout_masked, readout_noise)
 
 
 class Launches:
@@ -244,6 +249,8 @@ class Launches:
 
         def run(*args: Any) -> Any:
             name = function.__name__
+            if isinstance(args[0], AlgorithmBatch):  # the function is made for each algorithm
+                name += f" {args[0].algorithm.name}"
             if self.finds_out and name not in self.generated:
                 if how is OF_BATCHES:
                     any_size(args)
@@ -311,6 +318,7 @@ def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
     with Launches() as found, torch.inference_mode():
         model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
+        compile_updates(model.admission, model.served.algorithm_names)
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)
