@@ -24,9 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from canvas_grammar.automaton.tables import Tables, automaton_tables, class_tables
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
-from canvas_grammar.decoding.tables import Tables, automaton_tables, class_tables
 
 
 @dataclass(frozen=True)

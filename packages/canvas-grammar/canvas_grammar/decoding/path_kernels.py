@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canvas_grammar.automaton.tables import COLUMNS, Column, Tables, to_device
 from canvas_grammar.decoding import paths_triton
 from canvas_grammar.decoding.best_path import ConstrainedPath
 from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import COLUMNS, Column, Tables, to_device
 
 # How much of its work a program takes at a time. For an H100 (132 multiprocessors): a block of
 # chunks is 4 KiB of bfloat16 logits, and each thread has 4 edges at a time.
