@@ -8,9 +8,8 @@ host can find that part. When a canvas leaves, the next one *waits*: steps leave
 canvases wait, and their states, is copied to the host after every step, and the host reads the copy
 at the first step that need not wait for the device. On a GPU that is one step later.
 
-Finding a part takes tens of milliseconds. With one rank a process does it, and the canvas waits
-until then. Several ranks must take the same steps, so each of them finds the part at once, and all
-requests wait for that.
+Finding a part takes tens of milliseconds. With one rank a process does it while the canvas waits.
+Several ranks must take the same steps, so each finds the part at once, and all requests wait.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from canvas_grammar.decoding import (
     PathStep,
     PlannedCanvas,
     Session,
-    dead_state,
     path_finder,
 )
 from vllm.logger import init_logger
@@ -51,8 +49,9 @@ from vllm_dllm.vllm_seams.channels import Failure
 
 logger = init_logger("vllm.dllm")
 
-# How many plans are cached. A steady batch has one for each part that the readout splits it into.
-MOST_KEPT = 8
+# How many plans are cached. A steady batch has one for each part that the readout splits it into,
+# and for each part whose paths are found together: these take this much memory for that.
+MOST_KEPT, MOST_BYTES_AT_ONCE = 32, 256 << 20
 # A CPU draws the tokens of this many rows at a time, which stay in its caches.
 ROWS_AT_ONCE_CPU = 4
 # How much memory constraints that no request follows may take until another request does.
@@ -78,12 +77,12 @@ class Constraints:
         # By slot, the constraint of its request, which slots with equal constraints share; the part
         # that its canvas follows, once it is known; the hash of the packed constraint and the
         # tokens of a canvas; the part that is being found for it.
-        self.sessions: dict[int, Session | DistantSession] = {}
+        self.sessions: dict[int, Any] = {}
         self.parts: dict[int, Part] = {}
         self._keys: dict[int, tuple[bytes, int]] = {}
         self._finding: dict[int, Future[Any]] = {}
         # By key, those that no slot follows, with their bytes; the longest unused one is first.
-        self._unused: dict[tuple[bytes, int], tuple[Session | DistantSession, int]] = {}
+        self._unused: dict[tuple[bytes, int], tuple[Any, int]] = {}
         self._explorer = Explorer() if alone else None
         self.starts = CanvasStarts(count, device)
         self.finder = path_finder(device)  # with memory that all steps share
@@ -102,17 +101,12 @@ class Constraints:
         key = hashlib.sha256(packed).digest(), length
         same = (self.sessions[each] for each, known in self._keys.items() if known == key)
         session, _ = self._unused.pop(key, (next(same, None), 0))
-        if session is None or session.ended:
-            session = self._session(packed, length)
+        if self._explorer is None:
+            session = session or Session(CompiledConstraint(packed), length, self.slots.device)
+        elif session is None or session.ended:
+            session = DistantSession(self._explorer, packed, length, self.slots.device)
         self.sessions[slot], self._keys[slot] = session, key
         self._find(slot, START, output)
-
-    def _session(self, packed: bytes, length: int) -> Session | DistantSession:
-        if self._explorer is None:
-            return Session(CompiledConstraint(packed), length, self.slots.device)
-        if self._explorer.ended:
-            self._explorer = Explorer()
-        return DistantSession(self._explorer, packed, length, self.slots.device)
 
     def resume(self, slot: int, output: Sequence[int], before: int) -> None:
         """Give ``slot`` the part of a canvas that has already begun.
@@ -129,14 +123,12 @@ class Constraints:
         found = self.sessions[slot].find(*asked)
         if isinstance(found, Future):
             self._finding[slot] = found
-            self.starts.wait(slot)
+            self.starts.enter(slot, moves=True, waits=True)
         else:
             self._follow(slot, *found)
 
     def _receive(self, slot: int) -> None:
-        session, found = self.sessions[slot], self._finding.pop(slot).result()
-        assert isinstance(session, DistantSession)
-        self._follow(slot, *session.received(found))
+        self._follow(slot, *self.sessions[slot].received(self._finding.pop(slot).result()))
 
     def _follow(self, slot: int, part: Part, place: int) -> None:
         self.parts[slot] = part
@@ -149,12 +141,8 @@ class Constraints:
         If no other canvas is in the batch `on_host`, wait until one of them can go on.
         """
         for slot, place in self.starts.begun():
-            if slot in self._finding:
-                continue
-            if place >= dead_state((part := self.parts[slot]).automaton):
-                self._follow(slot, part, place)
-            else:
-                self._find(slot, int(part.states[place]))
+            if slot not in self._finding:
+                self._find(slot, self.parts[slot].state(place))
         if on_host and all(slot in self._finding for slot in on_host):
             wait([self._finding[slot] for slot in on_host], return_when=FIRST_COMPLETED)
         for slot in [slot for slot, found in self._finding.items() if found.done()]:
@@ -370,12 +358,17 @@ class ConstrainedStep:
         draws = followed.count > followed.greedy
         free = FreeTokens(own.token, own.sample, own.probability, keys, plan.temperature)
         second = self.path.like() if draws else None
-        step = PathStep(followed.plan, self.window, free, self.path, second)
-        for first, end in _runs(where, at_once):
-            canvases = logits(int(where[first]), int(where[end - 1]) + 1)
-            finder.read(step, range(first, end), canvases)
-            del canvases  # the rows of some canvases at a time
-        finder.follow(step)
+        parts = (
+            1 + finder.nbytes(followed.plan, self.constraints.slots.length) // MOST_BYTES_AT_ONCE
+        )
+        for some in np.array_split(where, min(parts, len(where))):
+            plan_of_some = self.constraints.plan(plan.on_host, some, True).plan
+            step = PathStep(plan_of_some, self.window, free, self.path, second)
+            for first, end in _runs(some, at_once):
+                canvases = logits(int(some[first]), int(some[end - 1]) + 1)
+                finder.read(step, range(first, end), canvases)
+                del canvases  # the rows of some canvases at a time
+            finder.follow(step)
         # At temperature 0 the likeliest token is certain, and no other one is possible.
         rate = plan.temperature.clamp_min(COLDEST).reciprocal()[:, None]
 
@@ -475,35 +468,30 @@ class CanvasStarts:
         # Constraints that are larger than a part, on the device and on the host.
         self.moving = torch.zeros_like(self.waiting)
         self._moves: np.ndarray = np.zeros(slots, dtype=bool)
-        self._open: np.ndarray = np.zeros(slots, dtype=bool)  # those whose part is being found
         # Copies are numbered; those before a slot's request or last answer do not count for it.
         self._first: np.ndarray = np.zeros(slots, dtype=np.int64)
         self._next = 0
         self._free = [_Copy(slots, device) for _ in range(self.late + 1)]
         self._in_flight: list[tuple[int, _Copy]] = []
 
-    def enter(self, slot: int, moves: bool) -> None:
-        """Set up ``slot`` for a canvas that has its part; `moves` if the next may need another."""
-        self._moves[slot], self._open[slot] = moves, False
-        self.moving[slot].fill_(moves)
-        self.waiting[slot].fill_(False)
-        self._first[slot] = self._next
+    def enter(self, slot: int, moves: bool, waits: bool = False) -> None:
+        """Set up ``slot`` for a canvas that has its part, or waits for it until the next call.
 
-    def wait(self, slot: int) -> None:
-        """Let the canvas of ``slot`` wait until `enter` is called."""
-        self._moves[slot] = self._open[slot] = True
-        self.moving[slot].fill_(True)
-        self.waiting[slot].fill_(True)
+        `moves` says that the next canvas may need another part.
+        """
+        self._moves[slot], self._first[slot] = moves, self._next
+        self.moving[slot].fill_(moves)
+        self.waiting[slot].fill_(waits)
 
     def leave(self, slot: int) -> None:
         """Stop expecting canvases of ``slot``, whose next request may have no constraint."""
         if self._moves[slot]:
-            self._moves[slot] = self._open[slot] = False
+            self._moves[slot] = False
             self.waiting[slot].fill_(False)
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
         """Which canvases of these slots have no answer yet, bool ``[n]``; None if none can wait."""
-        if not (self._moves if self.late else self._open)[on_host].any():
+        if not self._moves[on_host].any():
             return None
         return self.waiting.index_select(0, slots)
 

@@ -26,8 +26,6 @@ from canvas_grammar.automaton.parts import Part, Parts
 from canvas_grammar.automaton.tables import Tables
 from canvas_grammar.pool import start_process
 
-MODULE = "canvas_grammar.automaton.explorer"
-
 
 @dataclass(frozen=True)
 class Question:
@@ -58,15 +56,10 @@ class Explorer:
     def __init__(self) -> None:
         self._questions: SimpleQueue[Any] = SimpleQueue()  # with futures, or None to end
         self._keys = count()
-        self._ended = threading.Event()
-        known = self._questions, self._ended  # not this object, so that it can end
+        self.lives = [0]  # how many processes have ended, and with them all that they knew
+        known = self._questions, self.lives  # not this object, so that it can end
         threading.Thread(target=_ask, args=known, name="explorer", daemon=True).start()
         weakref.finalize(self, self._questions.put, None)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended, and with it all that it knew."""
-        return self._ended.is_set()
 
     def ask(self, question: Question) -> Future[Answer]:
         """Ask a question, without waiting. Questions are answered in order."""
@@ -81,22 +74,23 @@ class Explorer:
         return key
 
 
-def _ask(questions: SimpleQueue[Any], ended: threading.Event) -> None:
+def _ask(questions: SimpleQueue[Any], lives: list[int]) -> None:
     process = connection = None
     while (asked := questions.get()) is not None:
         question, future = asked
         try:
             if connection is None:
-                process, connection = start_process(MODULE)
+                process, connection = start_process("canvas_grammar.automaton.explorer")
             connection.send(question)
             answer = connection.recv()
         except Exception as error:  # whatever the error is, no request may wait forever
-            ended.set()
+            lives[0], connection = lives[0] + 1, None
             answer = f"the process that finds parts of constraints has ended: {error!r}"
         if isinstance(answer, str):
             future.set_exception(RuntimeError(answer))
         else:
             future.set_result(answer)
+        asked = question = future = None  # an error knows who has waited, who must not live on here
     if process is not None and connection is not None:
         connection.close()
         process.wait()
@@ -126,8 +120,7 @@ def _answer(known: dict[int, Parts], question: Question) -> Answer | None:
     parts = known[question.key]
     part, place = parts.find(question.state, question.before, question.after)
     first = START if part is parts.part() else int(part.states[0])
-    classes = parts.class_tables() if question.classes else None
-    return Answer(part, place, first, classes, parts.nbytes)
+    return Answer(part, place, first, parts.classes if question.classes else None, parts.nbytes)
 
 
 if __name__ == "__main__":  # its own classes must have the names that the parent knows

@@ -33,6 +33,10 @@ class Part:
     states: np.ndarray  # int64 ``[states]``, the number of each of its states in the constraint
     whole: bool  # whether this is the whole constraint, so that every canvas may follow it
 
+    def state(self, place: int) -> int:
+        """The constraint's number of a state of this part; `NO_STATE` for the dead one."""
+        return int(self.states[place]) if place < len(self.states) else NO_STATE
+
     def place(self, state: int) -> int:
         """The number of a constraint's state in this part, or the dead state if it is absent."""
         found = np.flatnonzero(self.states == state)
@@ -44,29 +48,25 @@ class Part:
 
 
 class Parts:
-    """The parts of a compiled constraint for canvases of some length, on the host.
+    """The parts of a compiled constraint for canvases of `length` tokens, on the host.
 
     Attributes:
         configurations: the constraint's states, explored as far as canvases reach.
+        classes: its classes of tokens.
     """
 
     def __init__(self, constraint: CompiledConstraint, length: int) -> None:
-        """Unpack a constraint for canvases of `length` tokens."""
         self.configurations: Configurations = constraint.configurations()
-        self._length = length
-        self._part_bytes = 0
+        tables = self.configurations.tables
+        self.classes = class_tables(tables.class_of_token, tables.classes)
+        self._length, self._part_bytes = length, 0
         self._first = self._part(START)
         self._later = lru_cache(MOST_PARTS)(self._part)
-
-    def class_tables(self) -> Tables:
-        """The constraint's classes of tokens."""
-        tables = self.configurations.tables
-        return class_tables(tables.class_of_token, tables.classes)
 
     @property
     def nbytes(self) -> int:
         """About how many bytes it takes."""
-        return self.configurations.nbytes + self._part_bytes
+        return self.configurations.nbytes + self.classes.numbers.nbytes + self._part_bytes
 
     def part(self, state: int = START) -> Part:
         """The part that a canvas beginning in this state follows."""

@@ -81,6 +81,9 @@ class PathFinder(Protocol):
                 row; margins of others are 0.
         """
 
+    def nbytes(self, plan: Any, length: int) -> int:
+        """How much memory steps of a plan take until they are over, in canvases of this length."""
+
     def follow(self, step: PathStep) -> None:
         """Find the paths, and write them."""
 
@@ -213,6 +216,10 @@ class CpuPathFinder:
             )  # fmt: skip
             weights.append(float(weight))
         return weights
+
+    def nbytes(self, plan: Any, length: int) -> int:
+        """See `PathFinder`."""
+        return 0
 
     def follow(self, step: PathStep) -> None:
         """See `PathFinder`."""

@@ -22,23 +22,13 @@ class Session(Parts):
 
     Everything that depends on the constraint's values is computed on the host, so nothing waits for
     the device.
-
-    Attributes:
-        classes: its classes of tokens, on the device.
     """
-
-    ended = False  # see `DistantSession`
 
     def __init__(self, constraint: CompiledConstraint, length: int, device: torch.device) -> None:
         """Unpack a constraint for canvases of `length` tokens, and copy it to the device."""
         self._device = device
         super().__init__(constraint, length)
-        self.classes = self.class_tables().on(device)
-
-    @property
-    def nbytes(self) -> int:
-        """About how many bytes it takes, on the host and on the device."""
-        return super().nbytes + self.classes.numbers.nbytes
+        self.classes = self.classes.on(device)
 
     def best_path(
         self, logits: torch.Tensor, forced: torch.Tensor, budget: int, state: int = START
@@ -83,7 +73,7 @@ class DistantSession:
     def __init__(
         self, explorer: Explorer, packed: bytes, length: int, device: torch.device
     ) -> None:
-        self._explorer = explorer
+        self._explorer, self._life = explorer, explorer.lives[0]
         self._constraint: tuple[bytes, int] | None = packed, length  # None once it was sent
         self._device = device
         self._key = explorer.new_key(self)
@@ -94,8 +84,8 @@ class DistantSession:
 
     @property
     def ended(self) -> bool:
-        """See `Explorer`."""
-        return self._explorer.ended
+        """Whether the process that knows this constraint has ended."""
+        return self._explorer.lives[0] != self._life
 
     @property
     def nbytes(self) -> int:
@@ -111,8 +101,8 @@ class DistantSession:
             part = self._parts[state] = self._parts.pop(state)
             return part, part.place(state)
         constraint, self._constraint = self._constraint, None
-        wanted = self.classes is None
-        return self._explorer.ask(Question(self._key, constraint, state, before, after, wanted))
+        asked = Question(self._key, constraint, state, before, after, self.classes is None)
+        return self._explorer.ask(asked)
 
     def received(self, answer: Answer) -> tuple[Part, int]:
         """Keep what was found, and return the same as `Parts.find`."""
