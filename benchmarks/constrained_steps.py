@@ -9,17 +9,28 @@ requests take turns. The figures are means over the steps of a canvas, in millis
 wall time. There are two vocabularies: that of the tiny checkpoint, and 151,936 ids with made-up
 weights. The tiny body takes next to no time; `--hidden 2048` gives the large one the width of
 LLaDA2.0-mini, and `--steps` says how many steps of a canvas are timed.
+
+    .venv/bin/python benchmarks/constrained_steps.py --new-canvases --eager --json OUT
+
+With `--new-canvases` the 16 requests follow 16 real schemas (`--schemas`) of 151,936 ids, and their
+canvases begin in different steps. The figures are the median step, the longest one relative to it,
+the longest one in which a canvas begins, and how long those were held for that, in milliseconds.
+CPU time is that of the engine's thread. With `--in-step` steps find the parts of constraints, as
+they do with several ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import gzip
+import itertools
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -40,6 +51,7 @@ from tests.support.checkpoints import TINY_LLADA2  # noqa: E402
 IDS, LENGTH, CONTEXT, ROOM = 151_936, 32, 64, 512
 KINDS = ("none", "one tool call", "different schemas")
 TINY, LARGE = "272 tokens", "151,936 tokens"
+REAL = ROOT.parent / "shared" / "json_schemas" / "schemas.jsonl.gz"
 STRING = {"type": "string"}
 CALL = {
     "name": {"enum": ["get_weather"]},
@@ -123,6 +135,7 @@ def start(model: Path, eager: bool, requests: int) -> Any:
         max_model_len=CONTEXT + ROOM,
         max_num_seqs=requests,
         enable_prefix_caching=False,
+        additional_config={"dllm": {"passes_per_step": 1}},
     )
 
 
@@ -193,6 +206,84 @@ def compared(llm: Any, rounds: int, requests: int, steps: int) -> dict[str, Any]
     }
 
 
+def real_schemas(path: Path) -> Iterator[Any]:
+    """One of each group, then another one of each."""
+    groups: dict[str, list[Any]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for entry in map(json.loads, lines):
+            groups.setdefault(entry["group"], []).append(entry["schema"])
+    every = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
+    return (schema for schema in every if isinstance(schema, dict))
+
+
+def new_canvases(llm: Any, args: argparse.Namespace, constrained: bool) -> dict[str, Any]:
+    """See the module's docstring; without constraints, only the steps."""
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from vllm_dllm.engine.constraints import Constraints
+
+    engine, schemas = llm.llm_engine, real_schemas(args.schemas)
+    scheduler = engine.engine_core.engine_core.scheduler
+    worker = engine.model_executor.driver_worker.worker
+    parts = worker.model_runner.model_state.parts
+    if args.in_step:
+        parts.constraints._explorer = None
+    held, begun, names = [0.0], [0], []
+    begin_canvases, follow = Constraints._begin_canvases, Constraints._follow
+
+    def timed(self: Any, *arguments: Any) -> None:
+        begin = time.perf_counter()
+        begin_canvases(self, *arguments)
+        held[-1] += 1e3 * (time.perf_counter() - begin)
+
+    def counted(self: Any, *arguments: Any) -> None:
+        begun[-1] += 1
+        follow(self, *arguments)
+
+    Constraints._begin_canvases, Constraints._follow = timed, counted  # type: ignore[method-assign]
+    while len(names) < args.requests:
+        options: dict[str, Any] = {"ignore_eos": True}
+        if constrained:
+            options = {"structured_outputs": StructuredOutputsParams(json=next(schemas))}
+        params = SamplingParams(
+            temperature=0, max_tokens=ROOM, extra_args={"diffusion_threshold": 2.0}, **options
+        )
+        count = CONTEXT - LENGTH * len(names) // args.requests  # so that canvases begin in turn
+        try:
+            engine.add_request(f"{len(names)}", {"prompt_token_ids": [20] * count}, params)
+        except VLLMValidationError:  # this schema is refused
+            continue
+        names.append(f"{len(names)}")
+    while len(scheduler.running) < args.requests:
+        engine.step()
+    while constrained and len(parts.constraints.parts) < args.requests:
+        engine.step()
+    wall, cpu = [], []
+    for _ in range(args.steps):
+        held.append(0.0)
+        begun.append(0)
+        begin, used = time.perf_counter(), time.thread_time()
+        engine.step()
+        cpu.append(1e3 * (time.thread_time() - used))
+        wall.append(1e3 * (time.perf_counter() - begin))
+    engine.abort_request(names)
+    while engine.has_unfinished_requests():
+        engine.step()
+    Constraints._begin_canvases, Constraints._follow = begin_canvases, follow  # type: ignore[method-assign]
+    new = [n for n, count in enumerate(begun[-args.steps :]) if count]
+    found: dict[str, Any] = {"steps": len(wall), "canvases": sum(begun[-args.steps :])}
+    for name, of in ("wall_ms", wall), ("cpu_ms", cpu):
+        median = statistics.median(of)
+        begins = max((of[n] / median for n in new), default=None)
+        found[name] = {"median": median, "most": max(of) / median, "most_that_begins": begins}
+    if new:
+        ms = [held[-args.steps :][n] for n in new]
+        found["held_ms"] = {"median": statistics.median(ms), "most": max(ms)}
+    return found
+
+
 def _ratio(some: list[float], others: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
@@ -205,6 +296,10 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             model = Path(scratch) / "model"
             write_large(model, args.hidden)
         llm = start(model, args.eager, args.requests)
+        if args.new_canvases:
+            canvas(llm, KINDS[2], args.requests, 4)  # compiles kernels
+            names = ("none", False), ("16 real schemas", True)
+            return {name: new_canvases(llm, args, follow) for name, follow in names}
         return compared(llm, args.rounds, args.requests, args.steps)
 
 
@@ -216,6 +311,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=LENGTH - 2, help="of each canvas")
     parser.add_argument("--hidden", type=int, help="the width of the model with 151,936 ids")
     parser.add_argument("--eager", action="store_true", help="without compiled kernels")
+    parser.add_argument("--new-canvases", action="store_true", help="see above")
+    parser.add_argument("--in-step", action="store_true", help="see above")
+    parser.add_argument("--schemas", type=Path, default=REAL)
     parser.add_argument("--child", choices=(TINY, LARGE), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -224,7 +322,10 @@ def main() -> None:
         return
     flags = ["--rounds", args.rounds, "--requests", args.requests, "--steps", args.steps]
     flags += ["--hidden", args.hidden] if args.hidden else []
-    flags += ["--eager"] * args.eager
+    flags += ["--eager"] * args.eager + ["--in-step"] * args.in_step
+    flags += ["--schemas", args.schemas]
+    if args.new_canvases:
+        args.vocabularies, flags = [LARGE], [*flags, "--new-canvases"]
     results = {}
     for name in args.vocabularies:
         results[name] = child(__file__, "--child", name, *map(str, flags))

@@ -34,6 +34,12 @@ sys.path[:0] = [str(ROOT), str(GRAMMAR)]
 from canvas_grammar import CompileLimits, Constraint, Vocabulary  # noqa: E402
 from canvas_grammar.automaton.compilation import compile_constraint  # noqa: E402
 from canvas_grammar.automaton.configurations import START  # noqa: E402
+from canvas_grammar.automaton.tables import (  # noqa: E402
+    Column,
+    Tables,
+    automaton_tables,
+    class_tables,
+)
 from canvas_grammar.automaton.windows import window  # noqa: E402
 from canvas_grammar.decoding.best_path import (  # noqa: E402
     CanvasWindow,
@@ -44,12 +50,6 @@ from canvas_grammar.decoding.path_finder import (  # noqa: E402
     PathStep,
     PlannedCanvas,
     path_finder,
-)
-from canvas_grammar.decoding.tables import (  # noqa: E402
-    Column,
-    Tables,
-    automaton_tables,
-    class_tables,
 )
 
 from vllm_dllm.ops.noise.keyed import gumbel, row_keys  # noqa: E402
@@ -151,10 +151,7 @@ class Batch:
         """A step, and its two calls."""
         shape, device = self.shape, self.logits.device
         finder = path_finder(device)
-        own = [
-            Tables(found.numbers.to(device), found.columns, found.is_place)
-            for found in tables(shape.ids, shape.length, shape.schema)
-        ]
+        own = [found.on(device) for found in tables(shape.ids, shape.length, shape.schema)]
         canvases = [
             PlannedCanvas(n, own[0], own[1], not shape.draws, shape.draws)
             for n in range(shape.requests)

@@ -11,6 +11,7 @@ from canvas_grammar_support.joined import interpreted_finder
 
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.decoding.thresholds import LowConfidence
+from vllm_dllm.engine import constraints
 from vllm_dllm.engine.constraints import CanvasStarts
 from vllm_dllm.engine.contracts import CommitPolicy, Readings, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
@@ -174,3 +175,22 @@ def test_which_canvases_wait_for_the_host_and_what_is_left_of_who_has_ended() ->
     starts.enter(0, moves=True)
     starts.ask(states, slots, torch.tensor([False, False]))
     assert list(starts.begun()) == [], "a copy that is older than the request is not its own"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1 << 30, 1 << 14, 1])
+def test_paths_take_a_bounded_amount_of_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canvases are followed in parts of so many bytes, or one at a time, to the same tokens."""
+    monkeypatch.setattr(constraints, "MOST_BYTES_AT_ONCE", most)
+    whole, batch = Batch(False), Batch(False, "triton")
+    expected = whole.readings(whole.plan()).statistics
+    finder, planned = batch.parts.constraints.finder, []
+    make = finder.plan
+    monkeypatch.setattr(finder, "plan", lambda some: planned.append(make(some)) or planned[-1])
+    found = batch.readings(batch.plan()).statistics
+    for name, tensor in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), tensor, rtol=1e-5, atol=1e-6)
+    sizes = [finder.nbytes(plan, L) for plan in planned]
+    taken = sum(part.nbytes for part in finder.scratch.parts.values())
+    used = sizes if sizes[0] <= most else sizes[1:]  # the first plan is that of all
+    assert taken == max(used) and (taken <= most or most == 1)

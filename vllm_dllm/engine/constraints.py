@@ -5,15 +5,18 @@ One step serves all constrained canvases of a batch, whatever their automata; se
 
 The canvas of a large constraint follows only the part near the canvas' first state, and only the
 host can find that part. When a canvas leaves, the next one *waits*: steps leave it unchanged. Which
-canvases wait, and their states, is copied to the host after every step, and the host answers at the
-first step that can read the copy without waiting for the device. On a GPU that is one step later,
-whatever else happens, so all ranks agree.
+canvases wait, and their states, is copied to the host after every step, and the host reads the copy
+at the first step that need not wait for the device. On a GPU that is one step later.
+
+Finding a part takes tens of milliseconds. With one rank a process does it while the canvas waits.
+Several ranks must take the same steps, so each finds the part at once, and all requests wait.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,10 +25,11 @@ import numpy as np
 import torch
 from canvas_grammar import CompiledConstraint
 from canvas_grammar.decoding import (
-    NO_STATE,
     START,
     CanvasWindow,
     ConstrainedPath,
+    DistantSession,
+    Explorer,
     FreeTokens,
     Part,
     PathStep,
@@ -33,6 +37,7 @@ from canvas_grammar.decoding import (
     Session,
     path_finder,
 )
+from vllm.logger import init_logger
 
 from vllm_dllm.decoding.blocks import open_blocks
 from vllm_dllm.engine.contracts import FollowedPaths, MaskedRows, StepPlan
@@ -40,9 +45,13 @@ from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import can_pin, to_device
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
 from vllm_dllm.ops.statistics.sampled import draw_and_sum, with_drawn
+from vllm_dllm.vllm_seams.channels import Failure
 
-# How many plans are cached. A steady batch has one for each part that the readout splits it into.
-MOST_KEPT = 8
+logger = init_logger("vllm.dllm")
+
+# How many plans are cached. A steady batch has one for each part that the readout splits it into,
+# and for each part whose paths are found together: these take this much memory for that.
+MOST_KEPT, MOST_BYTES_AT_ONCE = 32, 256 << 20
 # A CPU draws the tokens of this many rows at a time, which stay in its caches.
 ROWS_AT_ONCE_CPU = 4
 # How much memory constraints that no request follows may take until another request does.
@@ -58,19 +67,23 @@ class Constraints:
     `canvas_grammar.automaton.windows`.
     """
 
-    def __init__(self, slots: SlotState) -> None:
+    def __init__(self, slots: SlotState, alone: bool = False) -> None:
+        """`alone` says that there is only one rank."""
         count, device = len(slots.phase), slots.device
         self.slots = slots
         # [slots], the state in the slot's part after the tokens output so far, and after the
         # finished blocks of a canvas of several.
         self.state = torch.zeros(count, dtype=torch.int64, device=device)
         # By slot, the constraint of its request, which slots with equal constraints share; the part
-        # that its canvas follows; the hash of the packed constraint and the tokens of a canvas.
-        self.sessions: dict[int, Session] = {}
+        # that its canvas follows, once it is known; the hash of the packed constraint and the
+        # tokens of a canvas; the part that is being found for it.
+        self.sessions: dict[int, Any] = {}
         self.parts: dict[int, Part] = {}
         self._keys: dict[int, tuple[bytes, int]] = {}
+        self._finding: dict[int, Future[Any]] = {}
         # By key, those that no slot follows, with their bytes; the longest unused one is first.
-        self._unused: dict[tuple[bytes, int], tuple[Session, int]] = {}
+        self._unused: dict[tuple[bytes, int], tuple[Any, int]] = {}
+        self._explorer = Explorer() if alone else None
         self.starts = CanvasStarts(count, device)
         self.finder = path_finder(device)  # with memory that all steps share
         self._plan = lru_cache(MOST_KEPT)(self._planned)
@@ -88,36 +101,64 @@ class Constraints:
         key = hashlib.sha256(packed).digest(), length
         same = (self.sessions[each] for each, known in self._keys.items() if known == key)
         session, _ = self._unused.pop(key, (next(same, None), 0))
-        self.sessions[slot] = session or Session(
-            CompiledConstraint(packed), length, self.slots.device
-        )
-        self._keys[slot] = key
-        self.resume(slot, output, len(output))
+        if self._explorer is None:
+            session = session or Session(CompiledConstraint(packed), length, self.slots.device)
+        elif session is None or session.ended:
+            session = DistantSession(self._explorer, packed, length, self.slots.device)
+        self.sessions[slot], self._keys[slot] = session, key
+        self._find(slot, START, output)
 
     def resume(self, slot: int, output: Sequence[int], before: int) -> None:
         """Give ``slot`` the part of a canvas that has already begun.
 
         `output` are all tokens of the request, `before` of them from before the canvas began.
         """
-        session = self.sessions[slot]
-        first = session.after(output[:before])
-        part = self.parts[slot] = session.part(START if first == NO_STATE else first)
-        self.starts.enter(slot, moves=not part.whole)
-        reached = NO_STATE if first == NO_STATE else session.after(output[before:], first)
-        self.state[slot].fill_(part.place(reached))
+        self._find(slot, START, output[:before], output[before:])
+        if slot in self._finding:  # it may be about to commit, which cannot wait
+            self._receive(slot)
 
-    def _begin_canvases(self) -> None:
-        """Give canvases that have begun the nearby part of their constraints."""
+    def _find(self, slot: int, *asked: Any) -> None:
+        """Give the canvas of ``slot`` its part, or let it wait; `asked` as for `Session.find`."""
+        self._finding.pop(slot, None)
+        found = self.sessions[slot].find(*asked)
+        if isinstance(found, Future):
+            self._finding[slot] = found
+            self.starts.enter(slot, moves=True, waits=True)
+        else:
+            self._follow(slot, *found)
+
+    def _receive(self, slot: int) -> None:
+        self._follow(slot, *self.sessions[slot].received(self._finding.pop(slot).result()))
+
+    def _follow(self, slot: int, part: Part, place: int) -> None:
+        self.parts[slot] = part
+        self.state[slot].fill_(place)
+        self.starts.enter(slot, moves=not part.whole)
+
+    def _begin_canvases(self, on_host: Sequence[int] = ()) -> None:
+        """Give canvases that have begun the nearby part of their constraints.
+
+        If no other canvas is in the batch `on_host`, wait until one of them can go on.
+        """
         for slot, place in self.starts.begun():
-            self.parts[slot], place = self.sessions[slot].next_part(self.parts[slot], place)
-            self.state[slot].fill_(place)
-            self.starts.answer(slot)
+            if slot not in self._finding:
+                self._find(slot, self.parts[slot].state(place))
+        if on_host and all(slot in self._finding for slot in on_host):
+            wait([self._finding[slot] for slot in on_host], return_when=FIRST_COMPLETED)
+        for slot in [slot for slot, found in self._finding.items() if found.done()]:
+            try:
+                self._receive(slot)
+            except Exception:
+                logger.exception("dllm: a request ends, its constraint was not followed")
+                self.slots.failure[slot].fill_(int(Failure.NOT_TAKEN_UP))
+                self.starts.enter(slot, moves=False)
 
     def leave(self, slot: int) -> None:
         """Free ``slot``; its constraint is kept for other requests, see `MOST_BYTES_UNUSED`."""
         self.slots.constrained[slot] = False
         self.starts.leave(slot)
         self.parts.pop(slot, None)
+        self._finding.pop(slot, None)
         key, session = self._keys.pop(slot, None), self.sessions.pop(slot, None)
         if key is None or session is None or session in self.sessions.values():
             return
@@ -131,7 +172,7 @@ class Constraints:
 
         `revises` (bool ``[n]``) are canvases whose visible tokens may change in this step.
         """
-        self._begin_canvases()
+        self._begin_canvases(plan.on_host.tolist())
         now, before = plan.status, plan.status.canvas
         stays = torch.where(revises[:, None], before.fixed, ~before.masked)
         first, width = now.tail.contiguous(), torch.zeros_like(now.tail) + plan.width
@@ -167,9 +208,11 @@ class Constraints:
             canvases.append((index, self.parts[slot], self.sessions[slot], draws))
         return self._plan(len(on_host), both, *canvases)
 
-    def _planned(
-        self, count: int, both: bool, *canvases: tuple[int, Part, Session, bool]
-    ) -> Followed:
+    def known(self, on_host: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """The canvases `where` (int ``[m]``) of a batch without those that have no part yet."""
+        return where[[slot in self.parts for slot in on_host[where].tolist()]]
+
+    def _planned(self, count: int, both: bool, *canvases: tuple[int, Part, Any, bool]) -> Followed:
         planned = [
             PlannedCanvas(index, part.automaton, session.classes, both or not draws, draws)
             for index, part, session, draws in canvases
@@ -203,6 +246,7 @@ class ConstrainedStep:
         """See `contracts.ConstrainedStep`."""
         slots = self.constraints.slots
         where = np.flatnonzero(slots.constrained[plan.on_host])
+        where = self.constraints.known(plan.on_host, where)
         if not len(where):
             return
         # Those that draw come last, because their logits are others.
@@ -301,17 +345,25 @@ class ConstrainedStep:
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.
         """
+        where = self.constraints.known(plan.on_host, where)
+        if not len(where):
+            return own
         followed = self.constraints.plan(plan.on_host, where, True)
         finder = self.constraints.finder
         draws = followed.count > followed.greedy
         free = FreeTokens(own.token, own.sample, own.probability, keys, plan.temperature)
         second = self.path.like() if draws else None
-        step = PathStep(followed.plan, self.window, free, self.path, second)
-        for first, end in _runs(where, at_once):
-            canvases = logits(int(where[first]), int(where[end - 1]) + 1)
-            finder.read(step, range(first, end), canvases)
-            del canvases  # the rows of some canvases at a time
-        finder.follow(step)
+        parts = (
+            1 + finder.nbytes(followed.plan, self.constraints.slots.length) // MOST_BYTES_AT_ONCE
+        )
+        for some in np.array_split(where, min(parts, len(where))):
+            plan_of_some = self.constraints.plan(plan.on_host, some, True).plan
+            step = PathStep(plan_of_some, self.window, free, self.path, second)
+            for first, end in _runs(some, at_once):
+                canvases = logits(int(some[first]), int(some[end - 1]) + 1)
+                finder.read(step, range(first, end), canvases)
+                del canvases  # the rows of some canvases at a time
+            finder.follow(step)
         # At temperature 0 the likeliest token is certain, and no other one is possible.
         rate = plan.temperature.clamp_min(COLDEST).reciprocal()[:, None]
 
@@ -352,6 +404,8 @@ class ConstrainedStep:
         # Where `read` has not grown, the state stays the same.
         state.index_copy_(0, self.slots, self.path.states.gather(1, read[:, None])[:, 0])
         self.constraints.starts.ask(state, self.slots, begun)
+        if not self.constraints.starts.late:
+            self.constraints._begin_canvases()
 
 
 @dataclass(frozen=True)
@@ -415,11 +469,14 @@ class CanvasStarts:
         self._free = [_Copy(slots, device) for _ in range(self.late + 1)]
         self._in_flight: list[tuple[int, _Copy]] = []
 
-    def enter(self, slot: int, moves: bool) -> None:
-        """Set up ``slot`` for a canvas that has its part; `moves` if the next may need another."""
-        self._moves[slot] = moves
+    def enter(self, slot: int, moves: bool, waits: bool = False) -> None:
+        """Set up ``slot`` for a canvas that has its part, or waits for it until the next call.
+
+        `moves` says that the next canvas may need another part.
+        """
+        self._moves[slot], self._first[slot] = moves, self._next
         self.moving[slot].fill_(moves)
-        self.answer(slot)
+        self.waiting[slot].fill_(waits)
 
     def leave(self, slot: int) -> None:
         """Stop expecting canvases of ``slot``, whose next request may have no constraint."""
@@ -429,7 +486,7 @@ class CanvasStarts:
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
         """Which canvases of these slots have no answer yet, bool ``[n]``; None if none can wait."""
-        if not self.late or not self._moves[on_host].any():
+        if not self._moves[on_host].any():
             return None
         return self.waiting.index_select(0, slots)
 
@@ -456,8 +513,3 @@ class CanvasStarts:
             found = list(zip(slots.tolist(), states[slots].tolist(), strict=True))
             self._free.append(copy)
             yield from found
-
-    def answer(self, slot: int) -> None:
-        """Record that the canvas of ``slot`` has its part of the constraint."""
-        self.waiting[slot].fill_(False)
-        self._first[slot] = self._next

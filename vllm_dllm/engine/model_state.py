@@ -70,7 +70,8 @@ class DiffusionModelState(ModelState):
         self.served: Served = vllm_config.model_config.dllm
         self.policy = policy
         self.slots = SlotState(self.max_num_reqs, kind, device)
-        self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode)
+        alone = vllm_config.parallel_config.world_size == 1
+        self.parts = OptionalParts(self.slots, self.model_config.logprobs_mode, alone)
         if self.served.two_blocks:
             from vllm_dllm.engine.two_block_window import TwoBlockWindow
 

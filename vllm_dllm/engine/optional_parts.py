@@ -45,9 +45,10 @@ DEFAULTS = SamplingParams()
 class OptionalParts:
     """The optional parts of an engine's steps; most are made when they are first used."""
 
-    def __init__(self, slots: SlotState, logprobs_mode: str) -> None:
-        """`logprobs_mode` is vLLM's ``--logprobs-mode``."""
+    def __init__(self, slots: SlotState, logprobs_mode: str, alone: bool = False) -> None:
+        """`logprobs_mode` is vLLM's ``--logprobs-mode``; `alone` if there is only one rank."""
         self.slots = slots
+        self.alone = alone
         self.logprobs_mode = logprobs_mode
         self.window: TwoBlockWindow | None = None  # where steps read two blocks
         self.under_load: LoadThreshold | None = None  # where thresholds follow the load
@@ -57,7 +58,7 @@ class OptionalParts:
         """The constraints of requests."""
         from vllm_dllm.engine.constraints import Constraints
 
-        return Constraints(self.slots)
+        return Constraints(self.slots, self.alone)
 
     @cached_property
     def rows(self) -> RowOptionState:

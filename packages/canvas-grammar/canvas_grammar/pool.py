@@ -246,6 +246,21 @@ def _size(verdict: Future[CompiledConstraint]) -> int:
     return REFUSAL_BYTES if verdict.exception() else len(verdict.result().packed)
 
 
+def start_process(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Run a module whose argument is the file descriptor of the other end of a connection."""
+    ours, theirs = Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+    return process, ours
+
+
 class _Process:
     """A process that compiles one constraint at a time. It is started for the first constraint.
 
@@ -301,18 +316,10 @@ class _Process:
 
     def _start(self) -> Connection:
         vocabulary = self._read_vocabulary()
-        ours, theirs = Pipe()
-        with self._lock, theirs:
+        with self._lock:
             if self._closed:
                 raise BusyError(CLOSED)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", COMPILER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
+            self._process, ours = start_process(COMPILER)
             self._connection = ours
         ours.send((vocabulary, self._limits))
         ours.recv_bytes()  # until it is ready, it cannot be interrupted

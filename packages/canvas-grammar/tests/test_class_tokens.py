@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from canvas_grammar.automaton.pushdown import NO_CLASS
+from canvas_grammar.automaton.tables import CHUNK, Column, class_tables
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
 from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import CHUNK, Column, class_tables
 from canvas_grammar_support.helpers import canvas, together
 from canvas_grammar_support.joined import (
     FORMS,

@@ -133,7 +133,7 @@ def test_depth_bounds_nesting_and_every_state_ends_within_it() -> None:
 
 def test_distance_counts_tokens() -> None:
     found = compiled(ALL["nested"])
-    assert found.minimum == 2, "ab and the end"
+    assert found.distance[START] == 2, "ab and the end"
     inside = found.after(START, WORDS.index(b"aa"))
     if inside == NO_STATE:
         inside = found.after(found.after(START, WORDS.index(b"a")), WORDS.index(b"a"))

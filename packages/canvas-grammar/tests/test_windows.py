@@ -152,6 +152,6 @@ def test_a_text_that_must_nest_deeper_than_allowed() -> None:
     for name in "xyz":
         inner = Call(Rule(name, sequence(literal("a"), inner, literal("b"))))
     tables = pushdown_tables(rule_automata(inner, LIMITS), letters(), LIMITS)
-    assert Configurations(tables, 2).minimum == 7  # aa a c b b b, and the end
+    assert Configurations(tables, 2).distance[START] == 7  # aa a c b b b, and the end
     with pytest.raises(ConstraintError, match="nests deeper than 1 calls"):
         Configurations(tables, 1)

@@ -8,14 +8,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from threading import Timer
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
+from canvas_grammar.automaton.explorer import Explorer, Question
 from canvas_grammar.decoding.best_path import FreeTokens
 from canvas_grammar.limits import ConstraintError
 from canvas_grammar.pool import BusyError
@@ -371,3 +374,51 @@ def test_canvases_that_wait_for_the_host(running: Engine, stream: bool) -> None:
         assert reason == "stop"
         jsonschema.validate(json.loads(decode(tokens, skip_special_tokens=True)), TREE)
     running.assert_idle()
+
+
+def test_parts_that_take_long(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on, a request may end meanwhile, and tokens are those of parts found at once."""
+    ask, asked_for = Explorer.ask, list[Question]()
+    timers: list[Timer] = []
+
+    def slowly(self: Explorer, question: Question) -> Future[Any]:
+        late, random = Future[Any](), Random(len(asked_for))
+        asked_for.append(question)
+
+        def pass_on(answer: Future[Any]) -> None:
+            timers.append(Timer(random.random() / 5, late.set_result, [answer.result()]))
+            timers[-1].start()
+
+        ask(self, question).add_done_callback(pass_on)
+        return late
+
+    constraints = running.runner.model_state.parts.constraints
+
+    def forget() -> None:
+        for slot in list(constraints.sessions):
+            constraints.leave(slot)
+        constraints._unused.clear()
+
+    options = {"structured_outputs": StructuredOutputsParams(json=TREE)}
+    params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=90, **options) for n in range(4)]
+    params.append(SamplingParams(temperature=0, max_tokens=90, ignore_eos=True))
+    asked = prompts(running, len(params), 4)
+    monkeypatch.setattr(constraints, "_explorer", None)
+    forget()
+    expected = running.generate(asked, params)
+    monkeypatch.undo()
+    forget()
+    monkeypatch.setattr(Explorer, "ask", slowly)
+    assert running.generate(asked, params) == expected
+    assert len(asked_for) > len(params)
+    forget()
+    driver = Driver(running)
+    for n in range(2):
+        driver.add(f"ends-{n}", asked[n], params[n])
+    driver.step()
+    assert constraints._finding
+    running.llm.llm_engine.abort_request(["ends-0"])
+    driver.finish()
+    running.assert_idle()
+    for timer in timers:
+        timer.join()

@@ -117,11 +117,6 @@ class Configurations:
         )
 
     @property
-    def minimum(self) -> int:
-        """Tokens of a short output, including the one that ends it; never too small."""
-        return self.distance[START]
-
-    @property
     def nbytes(self) -> int:
         """About how many bytes the constraint takes, with what has been met."""
         parts = *self._moves.values(), *self._groups.values()

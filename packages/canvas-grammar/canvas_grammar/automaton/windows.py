@@ -60,12 +60,6 @@ class TokenAutomaton:
                 return int(self.edge_target[edge])
         return DEAD
 
-    def advance(self, state: int, tokens: np.ndarray) -> int:
-        """The state after some tokens, int ``[tokens]``, or `DEAD`."""
-        for token in np.asarray(tokens).tolist():
-            state = self.after(state, token)
-        return state
-
 
 # How much distance a call adds, and how much a call that repeats the calls around it adds.
 CALL, REPEATED_CALL = 3, 1

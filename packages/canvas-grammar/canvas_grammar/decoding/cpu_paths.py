@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from canvas_grammar.automaton.tables import CHUNK, Column
 from canvas_grammar.decoding import best_path
-from canvas_grammar.decoding.tables import CHUNK, Column
 
 # Compiled code takes plain numbers as constants.
 FLOOR, LOG2_E, LEAST_SHARE = best_path.FLOOR, best_path.LOG2_E, best_path.LEAST_SHARE

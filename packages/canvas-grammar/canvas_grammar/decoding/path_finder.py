@@ -24,9 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from canvas_grammar.automaton.tables import Tables, automaton_tables, class_tables
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
-from canvas_grammar.decoding.tables import Tables, automaton_tables, class_tables
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class PathFinder(Protocol):
                 ids]``, or -1 if it has none. Only positions of windows that are not forced need a
                 row; margins of others are 0.
         """
+
+    def nbytes(self, plan: Any, length: int) -> int:
+        """How much memory steps of a plan take until they are over, in canvases of this length."""
 
     def follow(self, step: PathStep) -> None:
         """Find the paths, and write them."""
@@ -213,6 +216,10 @@ class CpuPathFinder:
             )  # fmt: skip
             weights.append(float(weight))
         return weights
+
+    def nbytes(self, plan: Any, length: int) -> int:
+        """See `PathFinder`."""
+        return 0
 
     def follow(self, step: PathStep) -> None:
         """See `PathFinder`."""

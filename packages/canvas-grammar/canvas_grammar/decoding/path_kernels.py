@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canvas_grammar.automaton.tables import COLUMNS, Column, Tables, to_device
 from canvas_grammar.decoding import paths_triton
 from canvas_grammar.decoding.best_path import ConstrainedPath
 from canvas_grammar.decoding.path_finder import PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import COLUMNS, Column, Tables, to_device
 
 # How much of its work a program takes at a time. For an H100 (132 multiprocessors): a block of
 # chunks is 4 KiB of bfloat16 logits, and each thread has 4 edges at a time.
@@ -43,13 +43,14 @@ class Scratch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.parts: dict[str, Tensor] = {}
+        self.parts: dict[str, Any] = {}
 
     def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A tensor with any content, the same memory for the same name."""
         size = int(np.prod(shape))
         part = self.parts.get(name)
         if part is None or part.numel() < size:
+            part = self.parts[name] = None  # the old memory is free before the new one is taken
             part = self.parts[name] = torch.empty(size, dtype=dtype, device=self.device)
         return part[:size].view(shape)
 
@@ -116,6 +117,12 @@ class TritonPathFinder:
             of["likeliest"], of["drawn"], free.temperature, of["keys"], of["length"], plan.chunks,
             *self._chunks(plan, of["length"]), BLOCK=CHUNKS, num_warps=4,
         )  # fmt: skip
+
+    def nbytes(self, plan: KernelPlan, length: int) -> int:
+        """See `PathFinder`."""
+        numbers = plan.kinds + plan.labels + plan.bundles + plan.states
+        position = 9 * plan.chunks + 8 * numbers + 12
+        return len(plan.rows) * (length * position + 8 * plan.states + 8)
 
     def follow(self, step: PathStep) -> None:
         """See `PathFinder`."""

@@ -19,9 +19,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from canvas_grammar.decoding import best_path, tables
+from canvas_grammar.automaton import tables
+from canvas_grammar.automaton.tables import COLUMNS, Column
+from canvas_grammar.decoding import best_path
 from canvas_grammar.decoding.noise_triton import gumbel, split_key
-from canvas_grammar.decoding.tables import COLUMNS, Column
 
 _COLUMNS = tl.constexpr(COLUMNS)
 CHUNK = tl.constexpr(tables.CHUNK)

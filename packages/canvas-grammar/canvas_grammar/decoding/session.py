@@ -1,86 +1,34 @@
-"""Sessions: constraints that canvases on a device follow.
-
-A canvas follows a *part* of its constraint, the states near the one that the canvas begins in (see
-`canvas_grammar.automaton.windows`). The states of a part have numbers of their own.
-"""
+"""Sessions: constraints that canvases on a device follow, each a part of its constraint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cached_property
 
-import numpy as np
 import torch
 
 from canvas_grammar.automaton.compiled import CompiledConstraint
-from canvas_grammar.automaton.configurations import START, Configurations
-from canvas_grammar.automaton.windows import window
+from canvas_grammar.automaton.configurations import START
+from canvas_grammar.automaton.explorer import Answer, Explorer, Question
+from canvas_grammar.automaton.parts import MOST_PARTS, Part, Parts
+from canvas_grammar.automaton.tables import Tables
 from canvas_grammar.decoding.best_path import CanvasWindow, ConstrainedPath, FreeTokens
 from canvas_grammar.decoding.path_finder import PathFinder, PathStep, PlannedCanvas, path_finder
-from canvas_grammar.decoding.tables import Tables, automaton_tables, class_tables, dead_state
-from canvas_grammar.limits import CompileLimits
-
-MOST_PARTS = 64  # how many parts of a constraint are cached
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The part of a constraint that a canvas follows."""
-
-    automaton: Tables  # on the device
-    states: np.ndarray  # int64 ``[states]``, the number of each of its states in the constraint
-    whole: bool  # whether this is the whole constraint, so that every canvas may follow it
-
-    def place(self, state: int) -> int:
-        """The number of a constraint's state in this part, or the dead state if it is absent."""
-        found = np.flatnonzero(self.states == state)
-        return int(found[0]) if len(found) else dead_state(self.automaton)
-
-
-class Session:
+class Session(Parts):
     """A compiled constraint on a device. Any number of requests may follow it.
 
     Everything that depends on the constraint's values is computed on the host, so nothing waits for
     the device.
-
-    Attributes:
-        configurations: the constraint's states, explored as far as canvases reach.
-        classes: its classes of tokens, on the device.
     """
 
     def __init__(self, constraint: CompiledConstraint, length: int, device: torch.device) -> None:
         """Unpack a constraint for canvases of `length` tokens, and copy it to the device."""
-        self.configurations: Configurations = constraint.configurations()
-        self._length, self._device = length, device
-        tables = self.configurations.tables
-        self.classes = class_tables(tables.class_of_token, tables.classes).on(device)
-        self._part_bytes = 0
-        self._first = self._part(START)
-        self._later = lru_cache(MOST_PARTS)(self._part)
-
-    @property
-    def nbytes(self) -> int:
-        """About how many bytes it takes, on the host and on the device."""
-        return self.configurations.nbytes + self.classes.numbers.nbytes + self._part_bytes
-
-    def part(self, state: int = START) -> Part:
-        """The part that a canvas beginning in this state follows."""
-        return self._first if self._first.whole or state == START else self._later(state)
-
-    def after(self, tokens: Iterable[int], state: int = START) -> int:
-        """The constraint's state after these tokens, or `NO_STATE` if it does not allow them."""
-        for token in tokens:
-            state = self.configurations.after(state, token)
-        return state
-
-    def next_part(self, part: Part, place: int) -> tuple[Part, int]:
-        """The part of a canvas that begins in a state of another part, and its state there."""
-        if place >= dead_state(part.automaton):
-            return part, dead_state(part.automaton)
-        state = int(part.states[place])
-        found = self.part(state)
-        return found, found.place(state)
+        self._device = device
+        super().__init__(constraint, length)
+        self.classes = self.classes.on(device)
 
     def best_path(
         self, logits: torch.Tensor, forced: torch.Tensor, budget: int, state: int = START
@@ -116,8 +64,53 @@ class Session:
         return path_finder(self._device)
 
     def _part(self, state: int) -> Part:
-        most = CompileLimits().window_states
-        found = window(self.configurations, state, self._length, most)
-        automaton = automaton_tables(found.automaton).on(self._device)
-        self._part_bytes += automaton.numbers.nbytes + found.states.nbytes
-        return Part(automaton, found.states, found.whole)
+        return super()._part(state).on(self._device)
+
+
+class DistantSession:
+    """A compiled constraint on a device whose parts an `Explorer` finds; see `Session`."""
+
+    def __init__(
+        self, explorer: Explorer, packed: bytes, length: int, device: torch.device
+    ) -> None:
+        self._explorer, self._life = explorer, explorer.lives[0]
+        self._constraint: tuple[bytes, int] | None = packed, length  # None once it was sent
+        self._device = device
+        self._key = explorer.new_key(self)
+        self.classes: Tables | None = None  # None until a part was found
+        # By first state; the part that was used the longest time ago is first.
+        self._parts: dict[int, Part] = {}
+        self._host_bytes = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process that knows this constraint has ended."""
+        return self._explorer.lives[0] != self._life
+
+    @property
+    def nbytes(self) -> int:
+        """See `Session`; with what the explorer's process takes."""
+        on_device = [self.classes, *(part.automaton for part in self._parts.values())]
+        return self._host_bytes + sum(of.numbers.nbytes for of in on_device if of is not None)
+
+    def find(
+        self, state: int, before: Sequence[int] = (), after: Sequence[int] = ()
+    ) -> tuple[Part, int] | Future[Answer]:
+        """See `Parts.find`; what is not known yet is in the future, for `received`."""
+        if not before and not after and state in self._parts:
+            part = self._parts[state] = self._parts.pop(state)
+            return part, part.place(state)
+        constraint, self._constraint = self._constraint, None
+        asked = Question(self._key, constraint, state, before, after, self.classes is None)
+        return self._explorer.ask(asked)
+
+    def received(self, answer: Answer) -> tuple[Part, int]:
+        """Keep what was found, and return the same as `Parts.find`."""
+        if answer.classes is not None:
+            self.classes = answer.classes.on(self._device)
+        self._host_bytes, first = answer.nbytes, answer.first
+        if first not in self._parts:
+            self._parts[first] = answer.part.on(self._device)
+        while len(self._parts) > MOST_PARTS:
+            del self._parts[next(iter(self._parts))]
+        return self._parts[first], answer.place

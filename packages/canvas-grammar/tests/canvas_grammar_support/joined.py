@@ -13,10 +13,10 @@ from unittest import mock
 
 import pytest
 import torch
+from canvas_grammar.automaton.tables import Column, Tables, automaton_tables, class_tables
 from canvas_grammar.automaton.windows import TokenAutomaton
 from canvas_grammar.decoding.best_path import LOG2_E, CanvasWindow, ConstrainedPath, FreeTokens
 from canvas_grammar.decoding.path_finder import CpuPathFinder, PathStep, PlannedCanvas
-from canvas_grammar.decoding.tables import Column, Tables, automaton_tables, class_tables
 
 from vllm_dllm.ops.noise.keyed import gumbel
 
@@ -95,8 +95,9 @@ def garbage(tensors: Any) -> None:
 
 def joined(*automata: TokenAutomaton) -> Joined:
     """What canvases follow, an automaton for each."""
-    tables = {id(found): automaton_tables(found) for found in automata}
-    classes = {id(f): class_tables(f.class_of_token, f.classes) for f in automata}
+    cpu = torch.device("cpu")
+    tables = {id(found): automaton_tables(found).on(cpu) for found in automata}
+    classes = {id(f): class_tables(f.class_of_token, f.classes).on(cpu) for f in automata}
     return Joined(
         automata,
         tuple(tables[id(found)] for found in automata),

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from canvas_grammar.automaton.pushdown import NO_CLASS
 from canvas_grammar.automaton.windows import TokenAutomaton
 
-# ==== decoding/tables.py
+if TYPE_CHECKING:
+    import torch
 
 
 class Column(IntEnum):
@@ -79,7 +80,7 @@ COLUMNS = 32
 class Tables:
     """Some tables in one tensor."""
 
-    numbers: torch.Tensor  # int32 ``[N]``
+    numbers: Any  # int32 ``[N]``, an array, or on a device a tensor
     columns: np.ndarray  # int64 ``[COLUMNS]`` on the host, 0 for what is not in these tables
     is_place: np.ndarray  # bool ``[COLUMNS]``, the columns that are places in `numbers`
 
@@ -95,17 +96,19 @@ class Tables:
         for column, value in values.items():
             columns[column] = value
         joined = np.concatenate([table.ravel().astype(np.int32) for table in tables.values()])
-        return cls(torch.from_numpy(joined), columns, is_place)
+        return cls(joined, columns, is_place)
 
     def on(self, device: torch.device) -> Tables:
         """The same tables on a device."""
-        return replace(self, numbers=to_device(self.numbers, device))
+        import torch
+
+        return replace(self, numbers=to_device(torch.as_tensor(self.numbers), device))
 
     def __getitem__(self, column: Column) -> int:
         """A value, or the place of a table."""
         return int(self.columns[column])
 
-    def table(self, column: Column, size: int) -> torch.Tensor:
+    def table(self, column: Column, size: int) -> Any:
         """The first numbers of a table, int32 ``[size]``."""
         return self.numbers[self[column] : self[column] + size]
 
