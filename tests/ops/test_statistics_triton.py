@@ -571,6 +571,31 @@ def test_statistics_with_options_are_those_of_changed_rows(drawn: bool) -> None:
     assert torch.equal(second.whole(), rows.whole()[length : 3 * length])
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_reports_are_those_of_scores_in_memory(normalizes: bool) -> None:
+    """Of options and of ties, which count as better; more ids are listed than are read at once."""
+    canvases, length, vocabulary = 5, 4, 700
+    logits = (random(canvases * length, vocabulary) * 4).bfloat16()
+    changes, _ = changes_of(canvases, length, vocabulary, 9)
+    few = torch.full((canvases,), 300, device=DEVICE)
+    given = few * 0.0, few, few * 0.0 + 0.99
+    rows = filters.read_with(scores.LogitRows(logits, length, 30.0), changes, given)
+    divisor = torch.tensor([1.0, 0.5, 0.8, 1.7, 0.9], device=DEVICE)
+    scaled = rows.whole().double() / divisor.double().repeat_interleave(length)[:, None]
+    listed = scaled.topk(40, -1).indices
+    candidates = torch.stack([listed[:, n] for n in (0, 39, 7)], 1)
+    found, own, ranks = scores.report(rows, divisor, listed, candidates, normalizes)
+    total = scaled.logsumexp(-1, keepdim=True) if normalizes else 0.0
+    for got, ids in ((found, listed), (own, candidates)):
+        want = scaled.gather(1, ids) - total
+        assert torch.equal(got == -torch.inf, want == -torch.inf)
+        # Roundings of 2^-24 of scores up to 60, and of a sum of a few hundred weights.
+        torch.testing.assert_close(got.double(), want, rtol=4e-6, atol=2e-5)
+    exact = rows.whole()
+    at_least = exact[:, None, :] >= exact.gather(1, candidates)[..., None]
+    assert torch.equal(ranks, at_least.sum(-1).int())
+
+
 def test_work_is_spread_over_the_multiprocessors() -> None:
     """Few rows are split as often as there are places; many rows fill whole waves."""
     for row_tiles, tiles, slots in ((1, 1228, 264), (2, 2048, 132), (32, 2048, 132)):

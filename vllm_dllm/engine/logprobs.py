@@ -89,13 +89,15 @@ class LogprobReports:
     def capture(
         self,
         on_host: np.ndarray,
-        scores_of: Callable[[int, slice], torch.Tensor],
+        scores_of: Callable[[int, slice], torch.Tensor] | None,
         candidates: torch.Tensor,
+        summarized: Callable[[int | torch.Tensor, bool], ScoreSummary] | None = None,
     ) -> None:
         """Summarize the scores of requests that ask for logprobs.
 
-        `on_host` are the slots of a part of the batch, int ``[n]``; the other arguments are those
-        of `summarize`.
+        `on_host` are the slots of a part of the batch, int ``[n]``; `summarized` maps the arguments
+        `asked` and `normalizes` of `ScoreSummary.from_scores` to a summary of all n canvases; the
+        other arguments are those of `summarize`, which runs without it.
         """
         alike: dict[int, list[tuple[int, int]]] = {}
         asked: list[tuple[int | torch.Tensor, list[tuple[int, int]]]] = []
@@ -107,6 +109,12 @@ class LogprobReports:
         row_bytes = 4 * self.slots.kind.vocabulary
         for what, canvases in (*asked, *alike.items()):
             indices, slots = map(list, zip(*canvases, strict=True))
+            if summarized is not None:
+                whole = summarized(what, not self.reports_logits)
+                columns = self._rows(tuple(vars(whole).values()), indices)
+                self.pending.append((slots, ScoreSummary(*columns)))
+                continue
+            assert scores_of is not None
             how = what, not self.reports_logits, self._functions(candidates)[0]
             summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))

@@ -104,12 +104,17 @@ class NoiseReadout:
 
         plain = self.slots.read_only.index_select(0, plan.slots) | (plan.temperature == 0)
         divisor = torch.where(plain, 1.0, plan.temperature)
+        self.capture(plan, rows, divisor, candidates(self.slots, statistics, plan, noise))
+
+    def capture(
+        self, plan: StepPlan, rows: Any, divisor: torch.Tensor, candidates: torch.Tensor
+    ) -> None:
+        """See `LogprobReports.capture`; scores are divided by `divisor`, float32 ``[n]``."""
 
         def scores_of(index: int, positions: slice) -> torch.Tensor:
             return self.scores(rows, slice(index, index + 1))[0, positions] / divisor[index]
 
-        found = candidates(self.slots, statistics, plan, noise)
-        self.parts.logprobs.capture(plan.on_host, scores_of, found)
+        self.parts.logprobs.capture(plan.on_host, scores_of, candidates)
 
     def rows(
         self, hidden: torch.Tensor, plan: StepPlan, changes: RowChanges | None, is_whole: bool

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from vllm_dllm.engine.contracts import MaskedRows, StepPlan
+from vllm_dllm.engine.logprobs import ScoreSummary
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_noise import NoiseReadout
 from vllm_dllm.engine.slots import SlotState
@@ -20,7 +21,7 @@ from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows_triton import MaskedKernels, logits_statistics
-from vllm_dllm.ops.statistics.scores_triton import LogitRows
+from vllm_dllm.ops.statistics.scores_triton import LogitRows, report
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 
 # How many bytes the logits and soft embeddings of a uniform-noise model may take at a time, which
@@ -100,8 +101,10 @@ def every_form(plain: LogitRows, temperature: torch.Tensor | None) -> Iterator[L
     count, device = -(-len(plain.logits) // plain.length), plain.logits.device
     zero = torch.zeros(count, device=device)
     filters = zero, torch.zeros(count, dtype=torch.int64, device=device), zero
+    ids = torch.zeros((len(plain.logits), 4), dtype=torch.int64, device=device)
     for rows in plain, read_with(plain, None, filters, temperature):
         rows.whole()
+        report(rows, zero + 1, ids, ids, normalizes=True)
         yield rows
 
 
@@ -152,6 +155,27 @@ class NoiseKernelReadout(NoiseReadout):
     ) -> torch.Tensor:
         """See `NoiseReadout`."""
         return soft_embedding(weights, self.head, temperature, merged)
+
+    def capture(
+        self, plan: StepPlan, rows: LogitRows, divisor: torch.Tensor, candidates: torch.Tensor
+    ) -> None:
+        """See `NoiseReadout`."""
+        count, length, of_rows = *candidates.shape[:2], candidates.flatten(0, 1)
+
+        def likeliest(most: int) -> torch.Tensor:
+            if rows.changes is None:  # the soft cap keeps the order
+                return rows.logits.topk(most, -1).indices
+            firsts = range(0, count, self.scored_at_once)
+            some = (rows.part(slice(i, min(i + self.scored_at_once, count))) for i in firsts)
+            return torch.cat([part.whole().topk(most, -1).indices for part in some])
+
+        def summarized(asked: int | torch.Tensor, normalizes: bool) -> ScoreSummary:
+            ids = likeliest(asked) if isinstance(asked, int) else asked.expand(len(of_rows), -1)
+            scores, own, ranks = report(rows, divisor, ids, of_rows, normalizes)
+            columns = ids.int(), scores, of_rows, own, ranks
+            return ScoreSummary(*(column.unflatten(0, (count, length)) for column in columns))
+
+        self.parts.logprobs.capture(plan.on_host, None, candidates, summarized)
 
     def examples(self, hidden: torch.Tensor) -> Iterator[LogitRows]:
         """See `NoiseReadout`."""

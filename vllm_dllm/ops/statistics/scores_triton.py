@@ -70,6 +70,41 @@ class LogitRows:
         )
 
 
+def report(
+    rows: LogitRows,
+    divisor: torch.Tensor,
+    listed: torch.Tensor,
+    candidates: torch.Tensor,
+    normalizes: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What logprobs are made of, in one pass over the rows.
+
+    Args:
+        rows: of n canvases.
+        divisor: float32 ``[n]``, by which scores are divided.
+        listed: int64 ``[rows, K]``, ids.
+        candidates: int64 ``[rows, C]``, at most 8 more.
+        normalizes: whether the results are log-probabilities.
+
+    Returns:
+        The scores of the listed ids and of the candidates, float32, and how many tokens of the row
+        score at least as much as each candidate, int32.
+    """
+    count, device, own = len(listed), listed.device, candidates.shape
+    found, scores, ranks = (
+        empty(shape, dtype, device)
+        for shape, dtype in (
+            (listed.shape, torch.float32), (own, torch.float32), (own, torch.int32)
+        )
+    )  # fmt: skip
+    report_kernel[(count,)](
+        *rows.arguments, divisor, listed.contiguous(), candidates.contiguous(),
+        found, scores, ranks, rows.logits.shape[1], listed.shape[1], own[1], int(normalizes),
+        CANDIDATES=8, IDS=1024, num_warps=8,
+    )  # fmt: skip
+    return found, scores, ranks
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Allocate a tensor that a kernel writes; tests replace this to fill it with garbage."""
     return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -147,3 +182,39 @@ def write_kernel(  # type: ignore[no-untyped-def]
     x = read_scores(logits, stride, cap, added, changes, floor, length, row, local, count)
     at = out + row.to(tl.int64)[:, None] * count + local
     tl.store(at, x, mask=local < count)
+
+
+@triton.jit(do_not_specialize=["count", "listed_count", "own_count", "normalizes"])
+def report_kernel(  # type: ignore[no-untyped-def]
+    logits, stride, cap, added, changes, floor, length, divisor, listed, candidates,
+    listed_out, own_out, rank_out, count, listed_count, own_count, normalizes,
+    CANDIDATES: tl.constexpr, IDS: tl.constexpr,
+):  # fmt: skip
+    """See `report`; the grid is (rows,)."""
+    row = tl.program_id(0) + tl.arange(0, 1)
+    rate = 1.0 / tl.load(divisor + row // length)
+    place = tl.arange(0, CANDIDATES)[None, :]
+    at = row.to(tl.int64)[:, None] * own_count + place
+    own_id = tl.load(candidates + at, mask=place < own_count, other=0).to(tl.int32)
+    own = read_scores(logits, stride, cap, added, changes, floor, length, row, own_id, count)
+    rank = tl.zeros((1, CANDIDATES), tl.int32)
+    top, total = tl.full((1,), float("-inf"), tl.float32), tl.zeros((1,), tl.float32)
+    for begin in range(0, count, IDS):
+        local = (begin + tl.arange(0, IDS))[None, :]
+        x = read_scores(logits, stride, cap, added, changes, floor, length, row, local, count)
+        is_id = (local < count)[:, None, :]
+        rank += tl.sum(((x[:, None, :] >= own[:, :, None]) & is_id).to(tl.int32), 2)
+        largest = tl.maximum(top, tl.max(x, 1))
+        origin = tl.where(largest == float("-inf"), 0.0, largest)
+        added_up = tl.sum(tl.exp((x - origin[:, None]) * rate[:, None]), 1)
+        total = total * tl.exp((top - origin) * rate) + added_up
+        top = largest
+    shift = tl.where(normalizes > 0, top * rate + tl.log(total), 0.0)[:, None]
+    tl.store(own_out + at, own * rate[:, None] - shift, mask=place < own_count)
+    tl.store(rank_out + at, rank, mask=place < own_count)
+    for begin in range(0, listed_count, 32):
+        column = (begin + tl.arange(0, 32))[None, :]
+        at = row.to(tl.int64)[:, None] * listed_count + column
+        listed_id = tl.load(listed + at, mask=column < listed_count, other=0).to(tl.int32)
+        x = read_scores(logits, stride, cap, added, changes, floor, length, row, listed_id, count)
+        tl.store(listed_out + at, x * rate[:, None] - shift, mask=column < listed_count)
