@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch._inductor.exc import InductorError
 
@@ -139,10 +138,10 @@ class Batch:
         """Biases, penalties, filters and a draw for every row, from logits in memory."""
         shape, device = self.shape, self.hidden.device
         count = shape.requests
-        index: np.ndarray = np.zeros((count, 4), dtype=np.int32)
+        index = torch.zeros((count, 4), dtype=torch.int32)
         changes = RowChanges(
             index,
-            torch.from_numpy(index).to(device),
+            index.to(device),
             torch.zeros((1, shape.vocabulary), device=device),
             torch.zeros((1, shape.vocabulary), dtype=torch.bool, device=device),
             torch.ones((1, shape.canvas), dtype=torch.bool, device=device),

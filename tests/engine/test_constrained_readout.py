@@ -178,7 +178,7 @@ def test_which_canvases_wait_for_the_host_and_what_is_left_of_who_has_ended() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [1 << 30, 1 << 14, 1])
+@pytest.mark.parametrize("most", [1 << 30, 20_000, 1])
 def test_paths_take_a_bounded_amount_of_memory(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Canvases are followed in parts of so many bytes, or one at a time, to the same tokens."""
     monkeypatch.setattr(constraints, "MOST_BYTES_AT_ONCE", most)

@@ -434,7 +434,7 @@ def changes_of(
         delayed = None if b < 0 else (ends[b], early[b])
         penalised = None if c < 0 else (counts[c], penalties[c])
         own.append((None if a < 0 else shift[a], delayed, penalised))
-    return RowChanges(index.numpy(), index.to(DEVICE), *tables), own
+    return RowChanges(index, index.to(DEVICE), *tables), own
 
 
 def changed_by_vllm(logits: torch.Tensor, own: tuple[Any, ...]) -> torch.Tensor:
@@ -496,7 +496,7 @@ def test_a_bias_smaller_than_the_last_bit_of_a_logit() -> None:
     shift[0, 9] = 0.18
     index = torch.tensor([[0, -1, -1, -1]], dtype=torch.int32)
     none = RowChanges.none(1, DEVICE)
-    changes = replace(none, on_host=index.numpy(), index=index.to(DEVICE), shift=shift)
+    changes = replace(none, on_host=index, index=index.to(DEVICE), shift=shift)
     rows = scores.LogitRows(logits, 4, changes=changes)
     assert rows_triton.logits_statistics(rows, tile=ROW_TILE).token.tolist() == [9] * 4
 

@@ -273,7 +273,7 @@ class RowOptionState:
             no_token = to_device(np.array([[f is True, f is False] for f in found]), device)
         # What no canvas has is never read.
         none = RowChanges.none(len(on_host), device)
-        changes = replace(none, on_host=index, index=to_device(index, device))
+        changes = replace(none, on_host=torch.from_numpy(index), index=to_device(index, device))
         if shift:
             changes = replace(changes, shift=torch.stack(shift))
         if ends:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 # The largest score. It stays finite when divided by any temperature (at least 0.01).
@@ -21,7 +20,7 @@ class RowChanges:
 
     # int32 [n, 4], where each canvas has its rows in `shift`, `ends` and `counts`, or -1 if it has
     # none; on the host, and the same on the device. A part of it is aligned to 16 bytes.
-    on_host: np.ndarray
+    on_host: torch.Tensor
     index: torch.Tensor
     shift: torch.Tensor  # float32 [a, vocabulary], what is added; -inf excludes an id
     ends: torch.Tensor  # bool [b, vocabulary], ids that are excluded at early positions
@@ -32,8 +31,8 @@ class RowChanges:
     @classmethod
     def none(cls, canvases: int, device: torch.device) -> RowChanges:
         """No changes of this number of canvases."""
-        index: np.ndarray = np.full((canvases, 4), -1, dtype=np.int32)
-        on_device = torch.full((canvases, 4), -1, dtype=torch.int32, device=device)
+        index = torch.full((canvases, 4), -1, dtype=torch.int32)
+        on_device = torch.full_like(index, -1, device=device)
         number, no = torch.zeros((1, 1), device=device), on_device[:1, :1] > 0
         return cls(index, on_device, number, no, no, on_device[:1], number)
 
@@ -51,10 +50,10 @@ class RowChanges:
         # A GPU would wait for the choice of canvases, and changes all of them.
         where = None
         if scores.device.type == "cpu" and not changes.any(1).all():
-            where = torch.from_numpy(np.flatnonzero(changes.any(1)))
+            where = changes.any(1).nonzero()[:, 0]
         own = canvases if where is None else canvases.index_select(0, where)
         index = self.index if where is None else self.index.index_select(0, where)
-        biased, delayed, penalised, _ = changes.any(0)
+        biased, delayed, penalised, _ = changes.any(0).tolist()
         if biased:
             shift = _rows(self.shift, index[:, 0])[:, None]
             own.add_(shift).masked_fill_(shift == -torch.inf, -torch.inf)

@@ -94,7 +94,7 @@ class _Case:
         shift = torch.randn((count, IDS), generator=draw)
         shift[:, ::3] = -torch.inf
         changes = RowChanges(
-            index.numpy(),
+            index,
             index.to(device),
             shift.to(device),
             (torch.rand((2, IDS), generator=draw) < 0.1).to(device),
