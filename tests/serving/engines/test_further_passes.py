@@ -26,6 +26,8 @@ ONE = dllm(passes_per_step=1)
 def counted(running: Engine, asked: list[Any]) -> tuple[list[Any], dict[Any, int], int]:
     """The answers, the passes by algorithm and kind, and in how many steps."""
     running.scheduler.counts.clear()
+    # A process that finds the next part of a constraint lets canvases wait for as long as it takes.
+    running.runner.model_state.parts.constraints._explorer = None
     steps = count_calls(running.runner, "sample_tokens")
     answers = [
         [(o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs) for o in outputs]
