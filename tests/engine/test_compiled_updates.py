@@ -17,7 +17,7 @@ from vllm_dllm.engine.warm_up import compile_updates
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.selftest.steps import MODELS, BareModel
 
-LENGTH, VOCABULARY, CANVASES, STEPS = 8, 320, 3, 5
+LENGTH, VOCABULARY, STEPS = 32, 320, 5
 LOGPROBS, STEP_MAPS = {"logprobs": 3}, {"options": {"return_step_maps": True}}
 # The requests of a batch, in turns, and how many positions the last canvas lacks.
 CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
@@ -68,27 +68,28 @@ def models(request: pytest.FixtureRequest) -> Iterator[tuple[BareModel, BareMode
         yield plain, compiled
 
 
-def taken(model: BareModel, requests: Sequence[dict[str, Any]], narrow: int) -> Iterator[Any]:
+def taken(model: BareModel, case: str, canvases: int) -> Iterator[Any]:
     """What each of some steps has output, and what the slots hold after it."""
-    batch, draw = model.batch(CANVASES), torch.Generator().manual_seed(1)
+    requests, narrow = OF_MASKED[case]
+    batch, draw = model.batch(canvases), torch.Generator().manual_seed(1)
     reports = model.parts.logprobs
     for table in (reports.ids, reports.scores, reports.ranks):
         table.zero_()  # what no step has decided is what the slot had before
     batch.cu_num_logits_np[-1] -= narrow
     batch.num_draft_tokens -= narrow
-    for slot in range(CANVASES):
+    for slot in range(canvases):
         model.admit(slot, **{"seed": slot, "temperature": 0.0} | requests[slot % len(requests)])
-    model.slots.phase[:CANVASES] = Phase.DENOISE
+    model.slots.phase[:canvases] = Phase.DENOISE
     for _ in range(STEPS):
         hidden = 0.3 * torch.randn(batch.num_draft_tokens, model.hidden, generator=draw)
         output = model.sampler(hidden.bfloat16(), batch)
-        slots, every = model.slots, np.arange(CANVASES)
+        slots, every = model.slots, np.arange(canvases)
         kept = [
             part.state(slots.step[part.slots])
             for part in slots.algorithms.batches(torch.from_numpy(every), every)
         ]
         held = slots.integers, slots.flags, slots.failure, slots.spoiled
-        yield vars(output), [each[:CANVASES] for each in held], kept
+        yield vars(output), [each[:canvases] for each in held], kept
 
 
 def values(of: Any) -> Iterator[Any]:
@@ -105,12 +106,14 @@ def values(of: Any) -> Iterator[Any]:
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("canvases", [3, 35])
 @pytest.mark.parametrize("case", OF_MASKED)
-def test_compiled_updates_are_the_same(models: tuple[BareModel, BareModel], case: str) -> None:
+def test_compiled_updates_are_the_same(
+    models: tuple[BareModel, BareModel], case: str, canvases: int
+) -> None:
     plain, compiled = models
     if plain.slots.kind.mask_token is None and case not in CASES:
         pytest.skip("the model has one algorithm")
-    requests, narrow = OF_MASKED[case]
     update, found = compiled.sampler.canvas_update, []
     compilable = type(update).compilable
 
@@ -121,7 +124,7 @@ def test_compiled_updates_are_the_same(models: tuple[BareModel, BareModel], case
         return form
 
     update.compilable = watched  # type: ignore[method-assign]
-    steps = zip(taken(plain, requests, narrow), taken(compiled, requests, narrow), strict=True)
+    steps = zip(taken(plain, case, canvases), taken(compiled, case, canvases), strict=True)
     for want, got in steps:
         for one, other in zip(values(want), values(got), strict=True):
             torch.testing.assert_close(torch.as_tensor(other), torch.as_tensor(one))

@@ -62,7 +62,7 @@ def test_gumbel_draws_from_the_softmax() -> None:
 
 
 def test_uniform_tokens() -> None:
-    tokens = uniform_tokens(row_keys(torch.arange(3000), Stream.CANVAS), 32, 271)
+    tokens = uniform_tokens(row_keys(torch.arange(3000), Stream.CANVAS), torch.arange(32), 271)
     assert tokens.min() == 0
     assert tokens.max() == 270
     assert follows(tokens, even(271))

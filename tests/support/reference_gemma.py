@@ -52,7 +52,7 @@ def random_checkpoint(path: Path, seed: int, canvas: int = 32, **text: Any) -> N
 def fresh_canvas(seed: int, start: int, canvas: int) -> torch.Tensor:
     """The canvas that a request with this seed begins with at this position."""
     keys = row_keys(torch.tensor([seed]), torch.tensor([start]), Stream.CANVAS)
-    return uniform_tokens(keys, canvas, VOCABULARY)
+    return uniform_tokens(keys, torch.arange(canvas), VOCABULARY)
 
 
 class Reference:

@@ -421,16 +421,23 @@ class SlotState(NamedColumns):
         """`_fresh` of one canvas, int64 ``[L]``: the same numbers, which cost a GPU no kernels."""
         if self.kind.mask_token is not None:
             return np.full(self.length, self.kind.mask_token)
-        return self._fresh(torch.tensor([seed]), torch.tensor([start]))[0].numpy()
+        position = torch.arange(self.length)
+        return self._fresh(torch.tensor([seed]), torch.tensor([start]), position)[0].numpy()
 
-    def _fresh(self, seed: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        """The tokens of fresh canvases, int64 ``[n, L]``, for seeds and starts int64 ``[n]``."""
+    def _fresh(
+        self, seed: torch.Tensor, start: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        """The tokens of fresh canvases, int64 ``[n, L]``, for seeds and starts int64 ``[n]``.
+
+        `position` is int64 ``0..L``, and a tensor in memory: a product of an `arange` would become
+        one of the compiler's indices, and in C++ what follows an overflow of these is undefined.
+        """
         if self.kind.mask_token is not None:
             return torch.full((len(seed), self.length), self.kind.mask_token, device=seed.device)
         from vllm_dllm.ops.noise.keyed import Stream, row_keys, uniform_tokens
 
         keys = row_keys(seed, start, Stream.CANVAS)
-        return uniform_tokens(keys, self.length, self.kind.vocabulary)
+        return uniform_tokens(keys, position, self.kind.vocabulary)
 
     def advance(
         self,
@@ -451,7 +458,7 @@ class SlotState(NamedColumns):
         """
         replaced, start = leaves[:, None], now.start + leaves * width
         if fresh is None:
-            fresh = self._fresh(now.seed, start)
+            fresh = self._fresh(now.seed, start, self.position)
         tokens = torch.where(replaced, fresh, after.tokens)
         masked = after.masked
         if self.kind.shifted:  # the commit has predicted the first token of the next canvas

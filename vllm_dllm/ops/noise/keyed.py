@@ -79,13 +79,13 @@ def gumbel(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return exponential.log_().neg_()
 
 
-def uniform_tokens(keys: torch.Tensor, length: int, vocabulary: int) -> torch.Tensor:
-    """Token ids drawn uniformly from ``range(vocabulary)``, int64 ``[rows, length]``.
+def uniform_tokens(keys: torch.Tensor, index: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Token ids drawn uniformly from ``range(vocabulary)``, int64 ``[rows, n]``.
 
-    There are at most 2^31 ids. The probability of each has a relative error below
-    ``vocabulary / 2^32``.
+    Keys and indices are those of `uniform_bits`. There are at most 2^31 ids. The probability of
+    each has a relative error below ``vocabulary / 2^32``.
     """
-    return _tokens(uniform_bits(keys, torch.arange(length, device=keys.device)), vocabulary)
+    return _tokens(uniform_bits(keys, index), vocabulary)
 
 
 def _tokens(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
