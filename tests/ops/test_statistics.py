@@ -15,6 +15,7 @@ from vllm_dllm.ops.statistics.head import Head, Shard
 from vllm_dllm.ops.statistics.rows import (
     GROUP,
     EntropyStatistics,
+    group_starts,
     ranked_tokens,
     row_statistics,
 )
@@ -174,7 +175,9 @@ def test_samples_follow_the_distribution() -> None:
     rows, vocabulary = 20_000, 3 * GROUP + 10
     logits = random(1, vocabulary, seed=1, spread=2)
     warmth, keys = torch.full((rows,), 0.8), row_keys(torch.arange(rows), 9)
-    found, _ = sampled_partials(logits.repeat(rows, 1), warmth, keys)
+    found, _ = sampled_partials(
+        logits.repeat(rows, 1), warmth, keys, group_starts(0, vocabulary, keys.device)
+    )
     assert follows(found.sample, (logits[0] / 0.8).softmax(-1))
 
 
@@ -191,7 +194,7 @@ def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
         head = head_of(c, embedding=c["embedding"][shard.first : shard.end], shard=shard)
         own = head.logits(index, head.ids.start, head.ids.stop)
         whole = head.of_all_ranks(own)
-        found, weight = sampled_partials(whole, *given)
+        found, weight = sampled_partials(whole, *given, group_starts(0, vocabulary, whole.device))
         mean = soft_embedding(weight, head, c["temperature"], found, found)
         return *found_by(own, head, *given), whole, mean
 

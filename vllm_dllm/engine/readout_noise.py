@@ -16,7 +16,7 @@ from vllm_dllm.ops.noise.keyed import Counters, step_noise
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.row_changes import RowChanges
-from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics, group_starts
 from vllm_dllm.ops.statistics.sampled import sampled_partials, soft_embedding
 
 # How many bytes the temporaries of some canvases may use, and what a logit takes: float32 logits,
@@ -137,7 +137,8 @@ class NoiseReadout:
         """The results of one pass over the rows, and what `soft` takes."""
         if not rows.shape[1]:
             return SoftmaxPartials.empty(len(rows), rows.device), rows
-        return self.pass_over(rows, temperature, keys, first_id)
+        starts = group_starts(first_id, first_id + rows.shape[1], keys.device)
+        return self.pass_over(rows, temperature, keys, starts)
 
     def scores(self, rows: Any, canvases: slice) -> torch.Tensor:
         """The scores of some canvases, float32 ``[canvases, L, vocabulary]``."""

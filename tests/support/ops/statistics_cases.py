@@ -10,7 +10,7 @@ import torch
 from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.rows import SampledStatistics
+from vllm_dllm.ops.statistics.rows import SampledStatistics, group_starts
 from vllm_dllm.ops.statistics.sampled import draw, sampled_partials, soft_embedding
 
 HIDDEN = 16
@@ -62,7 +62,9 @@ def found_by(
     """What the readout makes of this rank's scores."""
     found, weight = SoftmaxPartials.empty(len(scores), scores.device), scores
     if scores.shape[1]:
-        found, weight = pass_over(scores, temperature, keys, head.ids.start)
+        first = head.ids.start
+        starts = group_starts(first, first + scores.shape[1], scores.device)
+        found, weight = pass_over(scores, temperature, keys, starts)
     merged = found.merge_ranks(head.shard)
     statistics = merged.sampled_statistics(temperature == 0)
     if head.embedding is None:

@@ -30,13 +30,15 @@ _LOG2_E = 1.4426950408889634
 
 
 def sampled_partials(
-    scores: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, first_id: int = 0
+    scores: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor, starts: torch.Tensor
 ) -> tuple[SoftmaxPartials, torch.Tensor]:
     """The results of a pass over this rank's scores, and their weights ``[rows, ids or more]``.
 
     A weight is ``exp((score - largest) / temperature)``. Scores are float32 ``[rows, ids]``; -inf
     excludes a token, but not all tokens of a row. `temperature` is float32 ``[rows]``, at least 0,
-    and for `keys` see `noise.keyed.row_keys`. Ties go to the lowest id; the first is `first_id`.
+    and for `keys` see `noise.keyed.row_keys`. Ties go to the lowest id. `starts` are the groups'
+    first ids (`group_starts`), in memory: the compiler would make an index of a range, and what
+    follows an overflow of its products is undefined in C++.
     """
     scaled = scores / torch.where(temperature == 0, 1.0, temperature)[:, None]
     groups = grouped(scaled)
@@ -46,7 +48,6 @@ def sampled_partials(
     distance = (groups - origin[:, None, None]).clamp_min_(FAR)
     weight = distance.exp()  # [rows, groups, GROUP]
     mass = weight.sum(-1)
-    starts = group_starts(first_id, first_id + scores.shape[1], keys.device)
     drawn, chosen = (mass.log() + origin[:, None] + group_noise(keys, starts)).max(-1)
     sample, of_sample = draw_in_group(take_group(groups, chosen), starts[chosen], keys)
     found = SoftmaxPartials(

@@ -18,7 +18,7 @@ from vllm_dllm.ops.noise.keyed import row_keys
 from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.row_changes import RowChanges
-from vllm_dllm.ops.statistics.rows import RowStatistics, row_statistics
+from vllm_dllm.ops.statistics.rows import RowStatistics, group_starts, row_statistics
 from vllm_dllm.ops.statistics.rows_triton import head_statistics, logits_statistics
 from vllm_dllm.ops.statistics.sampled import sampled_partials
 from vllm_dllm.ops.statistics.sampled import soft_embedding as plain_soft_embedding
@@ -124,7 +124,8 @@ class _Case:
         """The kernels of a model of uniform noise."""
         greedy = self.temperature == 0
         scores = self._logits(self.hidden, 0, IDS)
-        found, weights = sampled_partials(scores, self.temperature, self.keys)
+        starts = group_starts(0, IDS, scores.device)
+        found, weights = sampled_partials(scores, self.temperature, self.keys, starts)
         mean = plain_soft_embedding(weights, self.head, self.temperature, found, found)
         logits = self._products(self.hidden, 0, IDS)
         rows = LogitRows(logits, len(logits), self.head.soft_cap)
