@@ -161,18 +161,35 @@ def is_compiled(running: Engine) -> bool:
 
 
 def mixed_requests(family: str, count: int) -> list[tuple[list[int], dict[str, Any]]]:
-    """Requests with every option; half of them are decoded by the server's own algorithm."""
+    """Requests with every option; half of them are decoded by the server's own algorithm.
+
+    A third asks for step maps.
+    """
     asked = list(mixed(family, count))
     for _, options in asked[::2]:
         del options["extra_args"]["diffusion_algorithm"]
+    for _, options in asked[1::3]:
+        options["extra_args"]["diffusion_return_step_maps"] = True
     if family == "gemma":
         asked[2][1]["extra_args"]["diffusion_canvas_length"] = 16
     plain: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "extra_args": {}}
     return [(asked[0][0], plain), *asked]
 
 
-def answers(running: Engine, asked: list[Any]) -> list[list[list[int]]]:
-    return [[list(o.token_ids) for o in each] for each in completions(running, asked, {})]
+def answers(running: Engine, asked: list[Any]) -> list[tuple[list[Any], list[float]]]:
+    """Of each request: tokens and step maps, and the logprobs of its tokens."""
+    return [
+        (
+            [(list(one.token_ids), getattr(one, "step_maps", None)) for one in each],
+            [
+                place[token].logprob
+                for one in each
+                if one.logprobs
+                for place, token in zip(one.logprobs, one.token_ids, strict=True)
+            ],
+        )
+        for each in completions(running, asked, {})
+    ]
 
 
 def looked_up(running: Engine) -> list[bool]:
@@ -200,7 +217,8 @@ def looked_up(running: Engine) -> list[bool]:
 def test_mixed_requests_compile_nothing(name: str, count: int) -> None:
     """Alone, and with up to fifteen others; after the start nothing is left to compile.
 
-    Every update that may be compiled finds the form that was compiled at the start.
+    Every update that may be compiled finds the form that was compiled at the start. Of many
+    requests, the steps of all algorithms are compiled, as on a GPU.
     """
     draw, asked = random.Random(0), mixed_requests(name, count)
     path, block = FAMILIES[name][:2]
@@ -210,11 +228,16 @@ def test_mixed_requests_compile_nothing(name: str, count: int) -> None:
     with engine(path, block, max_num_seqs=8, enforce_eager=False) as running:
         assert is_compiled(running)
         assert our_graphs(), "something was compiled"
+        if count > 100:
+            state = running.runner.model_state
+            compile_updates(state, state.served.algorithm_names)
         made, found = dynamo["stats"]["unique_graphs"], looked_up(running)
         got = answers(running, asked[:1])
         while len(got) < len(asked):
             got += answers(running, asked[len(got) :][: draw.choice([1, 2, 5, 8, 16])])
         assert dynamo["stats"]["unique_graphs"] == made, "compiled while serving"
         assert found and all(found), f"{found.count(False)} of {len(found)} ran uncompiled"
-    different = [n for n, each in enumerate(got) if each != wanted[n]]
+    different = [n for n, (exact, _) in enumerate(got) if exact != wanted[n][0]]
     assert not different, f"{len(different)} of {len(asked)}"
+    for (_, found_scores), (_, scores) in zip(got, wanted, strict=True):
+        assert found_scores == pytest.approx(scores, abs=1e-4)
