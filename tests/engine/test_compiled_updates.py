@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update
 from vllm_dllm.engine.slots import Phase
 from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.warm_up import compile_updates
@@ -19,6 +20,24 @@ from vllm_dllm.selftest.steps import MODELS, BareModel
 
 LENGTH, VOCABULARY, STEPS = 32, 320, 5
 LOGPROBS, STEP_MAPS = {"logprobs": 3}, {"options": {"return_step_maps": True}}
+NOT_OURS = f"{__name__}:Views"
+
+
+class Views(Algorithm):
+    """Decides everything at its second step, and returns what it need not copy."""
+
+    name = "Views"
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        assert context.step is not None
+        done = context.step > 0
+        masked = canvas.masked & ~done[:, None]
+        token = context.statistics.token[:, :1].expand_as(masked).int()
+        tokens = torch.where(done[:, None] & canvas.masked, token, canvas.tokens.int())
+        no = torch.zeros(1, 1, dtype=torch.bool).expand_as(masked)
+        return Update(Canvas(tokens, no if bool(done.all()) else masked, canvas.fixed), done)
+
+
 # The requests of a batch, in turns, and how many positions the last canvas lacks.
 CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "alone": ([{}], 0),
@@ -33,6 +52,8 @@ OF_MASKED = CASES | {
     "another algorithm": (OTHERS[1:], 0),
     "three algorithms": ([{}, *OTHERS], 0),
     "three algorithms, logprobs": ([{}, OTHERS[0], OTHERS[1] | LOGPROBS], 3),
+    "not compiled": ([{"options": {"algorithm": name}} for name in ("Credit", NOT_OURS)], 3),
+    "not ours": ([{"options": {"algorithm": NOT_OURS}}], 0),
     "constrained": ([{"constrained": True}, *OTHERS], 0),
 }
 

@@ -15,12 +15,7 @@ import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.slots import AlgorithmBatch, SlotState, SlotStatus
-from vllm_dllm.ops.statistics.rows import (
-    EntropyStatistics,
-    RankedTokens,
-    RowStatistics,
-    SampledStatistics,
-)
+from vllm_dllm.ops.statistics.rows import RankedTokens, RowStatistics, SampledStatistics
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -214,7 +209,7 @@ class Readings:
     def common(self, entropy: bool = False) -> Readings:
         """What every batch has of these, as a compiled function takes them, perhaps entropies."""
         found = self.statistics
-        if isinstance(found, EntropyStatistics) and not entropy:
+        if not (entropy or isinstance(found, SampledStatistics)):
             found = RowStatistics(found.token, found.probability)
         return Readings(found, self.noise, self.next_canvas, self.soft_embedding)
 

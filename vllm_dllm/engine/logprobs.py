@@ -36,9 +36,6 @@ SUMMARY_BYTES_CPU = 64 << 20
 SUMMARY_BYTES_GPU = 1 << 30
 
 
-Functions = tuple[Callable[..., Any], Callable[..., Any]]
-
-
 class LogprobReports:
     """A `StepObserver`: the logprobs of canvases that have not left yet."""
 
@@ -58,14 +55,14 @@ class LogprobReports:
         self.pending: list[tuple[list[int], ScoreSummary]] = []
         self._named: dict[int, torch.Tensor] = {}
         # By the number of candidates: `ranked` and `_keep_chosen`, compiled.
-        self._compiled: dict[int, Functions] = {}
+        self._compiled: dict[int, tuple[Callable[..., Any], ...]] = {}
 
     def compile(self) -> None:
         """Let functions be compiled at their next call, unless an algorithm asks for more ids."""
         candidates = 2 if self.slots.kind.mask_token is not None else 4
         self._compiled[candidates] = CompiledOnce(ranked), CompiledOnce(_keep_chosen)
 
-    def _functions(self, candidates: torch.Tensor) -> Functions:
+    def _functions(self, candidates: torch.Tensor) -> tuple[Callable[..., Any], ...]:
         return self._compiled.get(candidates.shape[-1], (ranked, _keep_chosen))
 
     def enter(self, options: RowOptions) -> None:

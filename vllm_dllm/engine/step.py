@@ -171,9 +171,12 @@ class CanvasUpdate:
             step = self.compilable(_step, compile, (algorithm.name,))
             updates.append(step(part, plan.state, now, own, plan.width))
         in_order = plan.batch.in_order
-        tokens = in_order([update.canvas.tokens for update in updates])
-        masked = in_order([update.canvas.masked for update in updates])
-        done = in_order([update.done for update in updates])
+        # An algorithm that is not ours may return views, and tokens of another dtype.
+        tokens = in_order([update.canvas.tokens.long() for update in updates]).contiguous()
+        masked = in_order([update.canvas.masked for update in updates]).contiguous()
+        done = in_order([update.done for update in updates]).contiguous()
+        if self.compiles_ahead:  # so that they are not taken for what an algorithm left as it was
+            tokens, masked = tokens.clone(), masked.clone()
         return Canvas(tokens, masked, now.canvas.fixed), done
 
     def settled(

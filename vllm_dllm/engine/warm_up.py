@@ -34,7 +34,8 @@ logger = init_logger("vllm.dllm")
 def compile_sampler(state: DiffusionModelState) -> None:
     """Compile what runs after the model.
 
-    Only algorithms that this package provides are compiled: others need not be compilable.
+    Only algorithms that this package provides are compiled: others need not be compilable. Nothing
+    is where the server's own verifies.
     """
     begin = time.perf_counter()
     logger.info("dllm: compiling the sampler; the first start of a model takes up to a minute")
@@ -42,7 +43,8 @@ def compile_sampler(state: DiffusionModelState) -> None:
         state.readout.warm_up(_hidden(state, EXAMPLE_ROWS))
     # A CPU starts operators in microseconds, and would take 40 s more for a start without a cache.
     others = state.served.algorithm_names if state.slots.device.type != "cpu" else ()
-    compile_updates(state, others)
+    if not state.served.choose().algorithm.verifies:
+        compile_updates(state, others)
     if state.slots.device.type != "cpu":  # a CPU does it with the first constraint: see `cpu_paths`
         from canvas_grammar.decoding.path_finder import warm_up
 
@@ -65,7 +67,7 @@ def compile_updates(state: DiffusionModelState, others: Collection[str] = ()) ->
     slot = torch.zeros(count, dtype=torch.int64, device=slots.device)
     on_host: np.ndarray = np.zeros(count, dtype=np.int64)
     update.compiles = update.compiles_ahead = True
-    if own.is_ours and not own.algorithm.verifies:
+    if own.is_ours:
         update.compiled_algorithm = own.algorithm.name
     with torch.inference_mode():
         hidden, widths = _hidden(state, count * slots.length), torch.full_like(slot, slots.length)
