@@ -70,7 +70,11 @@ def model_of(name: str) -> BareModel:
     return made
 
 
-@pytest.fixture(scope="module", params=["SDAR-1.7B", "DiffusionGemma"])
+# Its mixed requests are compared in `test_warm_up`, too.
+GEMMA = pytest.param("DiffusionGemma", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["SDAR-1.7B", GEMMA])
 def models(request: pytest.FixtureRequest) -> Iterator[tuple[BareModel, BareModel]]:
     """The same model, uncompiled and compiled."""
     plain, compiled = model_of(request.param), model_of(request.param)

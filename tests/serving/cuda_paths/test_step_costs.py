@@ -175,7 +175,7 @@ def test_costs_are_pinned(costs: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def test_every_form_of_a_triton_kernel_is_compiled_at_the_start() -> None:
-    cases = [CASES[name] | {"canvases": n} for name in CASES for n in sizes(name)]
+    cases = [CASES[name] | {"canvases": 4} for name in CASES if not name.startswith("SDAR")]
     found = in_child("tests.support.children.fake_steps:forms", cases)
     assert len(found) == len(cases)
     assert {str(each["case"]): each["missing"] for each in found if each["missing"]} == {}

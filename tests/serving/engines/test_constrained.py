@@ -394,6 +394,7 @@ def test_parts_that_take_long(running: Engine, monkeypatch: pytest.MonkeyPatch) 
 
     constraints = running.runner.model_state.parts.constraints
 
+    @torch.inference_mode()
     def forget() -> None:
         for slot in list(constraints.sessions):
             constraints.leave(slot)
