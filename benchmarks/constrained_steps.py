@@ -10,13 +10,13 @@ wall time. There are two vocabularies: that of the tiny checkpoint, and 151,936 
 weights. The tiny body takes next to no time; `--hidden 2048` gives the large one the width of
 LLaDA2.0-mini, and `--steps` says how many steps of a canvas are timed.
 
-    .venv/bin/python benchmarks/constrained_steps.py --new-canvases --eager --json OUT
+    .venv/bin/python benchmarks/constrained_steps.py --new-canvases --eager --schemas FILE
 
-With `--new-canvases` the 16 requests follow 16 real schemas (`--schemas`) of 151,936 ids, and their
-canvases begin in different steps. The figures are the median step, the longest one relative to it,
-the longest one in which a canvas begins, and how long those were held for that, in milliseconds.
-CPU time is that of the engine's thread. With `--in-step` steps find the parts of constraints, as
-they do with several ranks.
+With `--new-canvases` the 16 requests follow 16 real schemas of 151,936 ids; their canvases begin
+in different steps; the file is gzipped and has a ``schema`` and its ``group`` in each line. The
+figures are the median step, the longest one relative to it, the longest one in which a canvas
+begins, and how long those were held for that, in milliseconds. CPU time is that of the engine's
+thread. With `--in-step` steps find the parts of constraints, as they do with several ranks.
 """
 
 from __future__ import annotations
@@ -317,6 +317,8 @@ def main() -> None:
     parser.add_argument("--child", choices=(TINY, LARGE), help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.new_canvases and not args.schemas.is_file():
+        parser.error(f"no schemas in {args.schemas}: --schemas takes gzipped JSON lines of them")
     if args.child:
         print(json.dumps(measured(args)))
         return

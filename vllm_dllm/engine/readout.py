@@ -45,7 +45,7 @@ def make_readout(
 
         return readout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
     if triton:
-        from vllm_dllm.engine.token_choice_triton import NoiseKernelReadout
+        from vllm_dllm.engine.readout_triton import NoiseKernelReadout
 
         return NoiseKernelReadout(model.tiled_head(), slots, parts, compile)
     from vllm_dllm.engine.readout_noise import NoiseReadout

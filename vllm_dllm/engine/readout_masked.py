@@ -70,7 +70,7 @@ class MaskedReadout:
 
         made = MaskedPipeline
         if self.triton:
-            from vllm_dllm.engine.token_choice_triton import MaskedKernelPipeline
+            from vllm_dllm.engine.readout_triton import MaskedKernelPipeline
 
             made = MaskedKernelPipeline
         return made(self.parts, self.mask_token, self.statistics, self.compile)

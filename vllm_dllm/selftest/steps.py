@@ -108,7 +108,7 @@ class BareModel:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, self.hidden, torch.add, scale)
             if triton:
-                from vllm_dllm.engine.token_choice_triton import NoiseKernelReadout
+                from vllm_dllm.engine.readout_triton import NoiseKernelReadout
 
                 self.readout = NoiseKernelReadout(head, *common)
             else:

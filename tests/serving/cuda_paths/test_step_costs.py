@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.child import in_child
 from vllm_dllm.engine.readout_masked import HEAD_BYTES_GPU
-from vllm_dllm.engine.token_choice_triton import ROWS_BYTES
+from vllm_dllm.engine.readout_triton import ROWS_BYTES
 from vllm_dllm.selftest.steps import MODELS
 
 PINNED = Path(__file__).with_name("step_costs.json")

@@ -36,9 +36,9 @@ from vllm_dllm.engine import (
     logprobs,
     readout_masked,
     readout_noise,
+    readout_triton,
     step,
     token_choice,
-    token_choice_triton,
 )
 from vllm_dllm.engine.contracts import EXAMPLE_ROWS
 from vllm_dllm.engine.further_passes import PreparedStep
@@ -208,7 +208,7 @@ def smaller(model: Published) -> Published:
 
 # The modules of Triton kernels, and those that compile functions.
 KERNELS = (rows_triton, scores_triton, filters_triton, soft_embedding_triton, paths_triton)
-COMPILING = (logprobs, step, token_choice, token_choice_triton, readout_masked, readout_noise)
+COMPILING = (logprobs, step, token_choice, readout_triton, readout_masked, readout_noise)
 
 
 class Launches:

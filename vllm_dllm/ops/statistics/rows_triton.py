@@ -74,6 +74,10 @@ FLOAT32 = Tile(rows=32, ids=64, depth=32, warps=4, stages=3, resident=3)
 IN_MEMORY = Tile(rows=1, ids=4096, depth=16, warps=4, stages=3, resident=4)
 
 
+# So many rows fill each of the tiles.
+TILE_ROWS = (16, 32, 64, 128)
+
+
 def tile_for(rows: int, dtype: torch.dtype) -> Tile:
     """The tile for that many rows of hidden states of that dtype."""
     if dtype == torch.float32:
@@ -152,8 +156,8 @@ class MaskedKernels:
         return partials.merge_ranks(self.head.shard).greedy_statistics(entropy)
 
     def warm_up(self, hidden: torch.Tensor, forbidden: int) -> None:
-        """Compile `from_hidden` for every tile, with up to 128 hidden states."""
-        for rows in (16, 32, 64, 128):
+        """Compile `from_hidden` for every tile; there are at least as many hidden states."""
+        for rows in TILE_ROWS:
             self.from_hidden(hidden[:rows], forbidden, entropy=False)
 
     @staticmethod

@@ -19,15 +19,14 @@ from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.row_changes import RowChanges
 from vllm_dllm.ops.statistics.rows import RowStatistics, group_starts, row_statistics
-from vllm_dllm.ops.statistics.rows_triton import head_statistics, logits_statistics
+from vllm_dllm.ops.statistics.rows_triton import TILE_ROWS, head_statistics, logits_statistics
 from vllm_dllm.ops.statistics.sampled import sampled_partials
 from vllm_dllm.ops.statistics.sampled import soft_embedding as plain_soft_embedding
 from vllm_dllm.ops.statistics.scores_triton import LogitRows
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 
-# Row counts that fill each of `rows_triton`'s tiles, and a few groups of ids, the last one
-# incomplete.
-ROWS = (16, 32, 64, 128)
+# Row counts that fill each tile, and a few groups of ids, the last one incomplete.
+ROWS = TILE_ROWS
 IDS = 1000
 # Ids from here on have the same logits as the first ids and lose every tie against them.
 COPIED = 600

@@ -1,4 +1,4 @@
-"""The choice of tokens by Triton kernels, which read rows of logits in the head's dtype.
+"""Readouts by Triton kernels, which read rows of logits in the head's dtype.
 
 Biases, penalties and filters are applied as the rows are read. Scores are written to memory only
 where a constraint, an algorithm or a report reads them.
@@ -33,7 +33,7 @@ class MaskedKernelPipeline(MaskedPipeline):
     """Chooses the likeliest token other than the mask, or a drawn one, by kernels."""
 
     def adjusted(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """See `LogitsPipeline`: kernels do it, unless the logits are reported."""
+        """See `MaskedPipeline`: kernels do it, unless the logits are reported."""
         reports = self.slots.reports[plan.on_host].any()
         return super().adjusted(logits, plan) if reports else logits
 
@@ -44,7 +44,7 @@ class MaskedKernelPipeline(MaskedPipeline):
         keys: torch.Tensor | None,
         changes: RowChanges | None,
     ) -> MaskedRows:
-        """See `LogitsPipeline`. Filters apply after the temperature."""
+        """See `MaskedPipeline`. Filters apply after the temperature."""
         on_host, mask, added = plan.on_host, self.mask_token, None
         reports = self.slots.reports[on_host].any()
         if plan.adjust is not None and not reports:
