@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update
+from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, registry
 from vllm_dllm.engine.slots import Phase
 from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.warm_up import compile_updates
@@ -88,7 +88,9 @@ def models(request: pytest.FixtureRequest) -> Iterator[tuple[BareModel, BareMode
         """`PassFlags.WAITED` is set for a commit only where something is compiled."""
         return flags(update, commits, leaves, None, *rest[1:])
 
-    with mock.patch.object(CanvasUpdate, "_flags", without_waiting):
+    # Other tests of this process know the algorithms of the package only.
+    known = mock.patch.dict(registry._REGISTRY)
+    with known, mock.patch.object(CanvasUpdate, "_flags", without_waiting):
         compile_updates(compiled.admission, others)
         yield plain, compiled
 
