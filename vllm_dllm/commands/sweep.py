@@ -2,7 +2,7 @@
 
 All settings answer the same problems, by parts of growing size. The first one, the careful setting,
 answers all parts. Another one leaves the race when it is clearly worse than that, or slower than
-one that is known to be good enough. The report is a table, a plot, and a configuration file.
+one that is known to be good enough. The report is a table and a configuration file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.ranges import SettingsError
@@ -36,8 +35,6 @@ CLEARLY = 1.05
 # Differences of scores are sums of rounded numbers.
 ROUNDING = 1e-9
 COLUMNS = ("problems", "score, %", "95 %", "to careful", "95 %", "tokens/pass", "tokens/s")
-# Colours that can be told apart without telling red from green, and in greyscale.
-FRONT, OTHER, UNFINISHED = "#1f6fb4", "#8a8a8a", "#c9c9c9"
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Part:
 class Setting:
     """A way to decode, and what is known of it."""
 
-    name: str  # what tables and plots call it
+    name: str  # what the table calls it
     options: Mapping[str, Any]  # of requests, without their prefix
     choice: ResolvedDecoding  # the algorithm and all its settings
     parts: list[Part] = field(default_factory=list)  # in the order of the problems
@@ -148,18 +145,6 @@ def still_racing(settings: Sequence[Setting], parts: int, tolerance: float) -> l
     return sorted(left, key=lambda each: (len(each.parts) > 0, -each.tokens_per_pass()))
 
 
-def pareto_front(
-    settings: Sequence[Setting], speed: Callable[[Setting], float] = Setting.tokens_per_pass
-) -> list[Setting]:
-    """Keep the settings that no other beats in speed or score without losing in the other."""
-    points = [(speed(each), each.score) for each in settings]
-
-    def is_beaten(own: tuple[float, float]) -> bool:
-        return any(own != one and own[0] <= one[0] and own[1] <= one[1] for one in points)
-
-    return [each for each, own in zip(settings, points, strict=True) if not is_beaten(own)]
-
-
 def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]:
     """All settings that take part: the careful one, the server's own, and a grid per algorithm.
 
@@ -240,37 +225,6 @@ def print_table(settings: Sequence[Setting], best: Setting, tolerance: float) ->
     console = Console()
     # A file has no width, and its lines must not be folded.
     (console if console.is_terminal else Console(width=200)).print(table)
-
-
-def draw(settings: Sequence[Setting], best: Setting, path: Path) -> None:
-    """Draw scores with their intervals against tokens per pass and per second, as an SVG file.
-
-    Settings that have not answered all problems are pale, and not on the front. The star has won.
-    """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    complete = [each for each in settings if len(each.parts) == len(settings[0].parts)]
-    speeds: Mapping[str, Callable[[Setting], float]] = {
-        "tokens per pass": Setting.tokens_per_pass,
-        "tokens per second": Setting.tokens_per_second,
-    }
-    # Equal figures give equal files.
-    with rc_context({"svg.hashsalt": "vllm-dllm", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 5), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
-        for axis, (name, speed) in zip(axes, speeds.items(), strict=True):
-            front = pareto_front(complete, speed)
-            for each in (each for each in settings if each.parts):
-                x, y = speed(each), 100 * each.score
-                bars = [[abs(100 * bound - y)] for bound in score_interval(each)]
-                colour = FRONT if each in front else OTHER if each in complete else UNFINISHED
-                mark = "*" if each is best else "o"
-                axis.errorbar(x, y, bars, fmt=mark, color=colour, elinewidth=0.6)
-                if each in front:
-                    axis.annotate(each.name, (x, y), fontsize=6, rotation=20)
-            axis.set(xlabel=name, ylabel="score, %")
-        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "vllm-dllm tune"})
 
 
 def as_yaml(best: Setting, section: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import importlib.util
 import json
 import random
 import shlex
@@ -50,8 +49,6 @@ def run(arguments: Sequence[str]) -> int:
         installation.load("WARNING")
         args = parse(arguments)
         rows = read_rows(args.data)
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError("the plot needs matplotlib; pip install 'vllm-dllm[tune]'")
         tune(args, rows)
         return 0
     except KeyboardInterrupt:
@@ -131,7 +128,6 @@ def tune(args: Namespace, rows: Sequence[Row]) -> None:
         llm.llm_engine.engine_core.shutdown()
     best = sweep.winner(settings, tolerance)
     sweep.print_table(settings, best, tolerance)
-    sweep.draw(settings, best, args.output / "pareto.svg")
     section = (args.additional_config or {}).get(SETTINGS_KEY) or {}
     (file := args.output / "winner.yaml").write_text(sweep.as_yaml(best, section))
     print(f"\nwinner: {best.name}\nvllm serve {args.model} --config {file}")
