@@ -116,7 +116,7 @@ def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, An
     if len(given) < len(extra_args) or given.keys() - parameters - OPTIONS.keys():
         from vllm_dllm.settings.unknown_names import refuse_options
 
-        refuse_options(extra_args, given, algorithm, served.accepts)
+        refuse_options(extra_args, algorithm)
     options = {n: value for n, value in given.items() if value is not None or n in parameters}
     for name, value in options.items():
         if name not in parameters:
