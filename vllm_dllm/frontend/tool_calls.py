@@ -21,6 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
+from vllm_dllm.frontend.http_request import STRICT
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
@@ -31,8 +32,10 @@ GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-def asks_for_calls(request: Any) -> bool | None:
+def asks_for_calls(request: Any, constrained_by: str) -> bool | None:
     """Whether a request that only its optional tools constrain asks for this constraint.
+
+    `constrained_by` is the field from `http_request.constraining_field`.
 
     Returns:
         True if a tool is strict or the request sets an option of constraints; otherwise the server
@@ -48,16 +51,12 @@ def asks_for_calls(request: Any) -> bool | None:
             'structured_outputs, or send tool_choice "auto" or "none".',
             parameter="structured_outputs",
         )
-    if request.tool_choice != "auto" or request.structured_outputs is not None:
-        return None
-    # The first field belongs to the Chat Completions API, the second to the Responses API.
-    form = getattr(request, "response_format", None)
-    form = form or getattr(getattr(request, "text", None), "format", None)
-    if form is not None and form.type != "text":
+    optional = request.tool_choice == "auto" and constrained_by in ("", STRICT)
+    if not optional or request.structured_outputs is not None:
         return None
     options = request.vllm_xargs or {}
     by_option = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
-    return by_option or any(map(_is_strict, request.tools))
+    return by_option or constrained_by == STRICT
 
 
 def check_parser(name: str) -> None:

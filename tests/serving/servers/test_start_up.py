@@ -171,14 +171,6 @@ OPTIONS = [
     ),
     Mistake(EVERY, {"max_logprobs": -1}, "--max-logprobs -1", "set it to 128 or less"),
     *(
-        Mistake(EVERY, {"load_format": name}, f"--load-format {name}", f"`pip install {package}`")
-        for name, package in (
-            ("runai_streamer", "runai-model-streamer"),
-            ("fastsafetensors", "fastsafetensors"),
-            ("tensorizer", "tensorizer"),
-        )
-    ),
-    *(
         Mistake(GEMMA, FEW_POSITIONS | options, says, "'{\"max_soft_tokens\": 140}'")
         for options, says in (
             ({}, "max_soft_tokens=280: of such images one may be 840 patches wide"),
