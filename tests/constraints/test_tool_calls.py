@@ -26,8 +26,7 @@ from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
-from vllm_dllm.frontend.http_request import HttpRequest
-from vllm_dllm.frontend.http_request import constraining_field
+from vllm_dllm.frontend.http_request import HttpRequest, constraining_field
 from vllm_dllm.frontend.tool_calls import asks_for_calls, constrained_calls
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})

@@ -95,11 +95,6 @@ def interval(values: Sequence[float], *added: float) -> tuple[float, float]:
     return max(mean - half, min(added)), min(mean + half, max(added))
 
 
-def score_interval(setting: Setting) -> tuple[float, float]:
-    """The interval of a setting's mean score."""
-    return interval(setting.scores, 0, 0, 1, 1)
-
-
 def against(setting: Setting, careful: Setting) -> tuple[float, float, float]:
     """Return a setting's lead over the careful one on its own problems, and the interval."""
     pairs = zip(setting.scores, careful.scores, strict=False)
@@ -209,7 +204,7 @@ def print_table(settings: Sequence[Setting], best: Setting, tolerance: float) ->
         if each.refusal:
             table.add_row(each.name, *[""] * len(COLUMNS), f"refused: {each.refusal}")
             continue
-        low, high = (100 * bound for bound in score_interval(each))
+        low, high = (100 * bound for bound in interval(each.scores, 0, 0, 1, 1))
         mean, least, most = (100 * bound for bound in against(each, careful))
         note = "" if len(each.parts) == len(careful.parts) else "slower"
         if hopeless(each, careful, tolerance):

@@ -21,16 +21,12 @@ from vllm_dllm.settings.resolution import (
 )
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 
 SAMPLER_CLASS = "EntropyBoundSamplerConfig"
-# The numbers of soft tokens that Gemma 4's image processor supports, and the one that vLLM requests
-# for a video frame.
-SOFT_TOKENS = (70, 140, 280, 560, 1120)
-VIDEO_SOFT_TOKENS = 70
 
 
 class DiffusionGemma(Family):
@@ -53,7 +49,6 @@ class DiffusionGemma(Family):
         chosen = vllm_config.attention_config.backend
         # Without one, transformers would silently use 256.
         length = canvas_length(vllm_config)
-        check_pictures(model)
         DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
         # `--diffusion-config` may set other options and leave the length to the checkpoint.
         vllm_config.diffusion_config.canvas_length = length
@@ -96,32 +91,6 @@ class DiffusionGemma(Family):
         from vllm_dllm.families.anchored.scheduler import CanvasScheduler
 
         return CanvasScheduler
-
-
-def check_pictures(model_config: ModelConfig) -> None:
-    """Raise `SettingsError` for an option that allows pictures which the encoder cannot read."""
-    options = model_config.multimodal_config
-    if options is None:
-        return
-    vision = model_config.hf_config.vision_config
-    given = options.mm_processor_kwargs or {}
-    given = (given.get("images_kwargs") or {}) | given
-    usual = getattr(vision, "default_output_length", 280)
-    fits = vision.position_embedding_size // vision.pooling_kernel_size
-    tokens = {"image": given.get("max_soft_tokens", usual), "video": VIDEO_SOFT_TOKENS}
-    for modality, most in tokens.items():
-        # The longest possible picture is one embedding high.
-        if options.get_limit_per_prompt(modality) and most > fits:
-            fitting = max((size for size in SOFT_TOKENS if size <= fits), default=None)
-            remedy = f"--limit-mm-per-prompt '{{\"{modality}\": 0}}'"
-            if modality == "image" and fitting is not None:
-                remedy = f"--mm-processor-kwargs '{{\"max_soft_tokens\": {fitting}}}' or {remedy}"
-            raise SettingsError(
-                f"max_soft_tokens={most}: of such {modality}s one may be "
-                f"{most * vision.pooling_kernel_size} patches wide, and the checkpoint has "
-                f"{vision.position_embedding_size} positions "
-                f"(vision_config.position_embedding_size); pass {remedy}"
-            )
 
 
 def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
