@@ -34,10 +34,7 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
     Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
     step has, and ``model_config.dllm``.
 
-    Args:
-        vllm_config: vLLM's configuration, with the canvas length in ``diffusion_config``.
-        family: the model's family.
-        layers: the different shapes of the model's attention layers.
+    `layers` has the different shapes of the model's attention layers.
 
     Raises:
         ValueError: an option, a setting or a field of the checkpoint cannot work; names it.

@@ -136,8 +136,8 @@ def validate_sampling_params(
     for any model, because the most likely token always survives them.
 
     Args:
-        params: the request's parameters, which are not changed but for a constraint that yields.
-        served: the model's settings, and what a request may choose.
+        params: not changed but for a constraint that yields.
+        served: what a request may choose.
         own_maximum: whether the request itself sets its maximum number of output tokens (vLLM's
             HTTP server adds one).
         details: what the server wants to know about the request's steps.

@@ -166,12 +166,7 @@ def refuse_without_effect(
 ) -> None:
     """Refuse options that would have no effect in a request, or a wrong one.
 
-    Args:
-        options: the request's options.
-        decoding: how the request is decoded.
-        masked: whether the model is a masked one.
-        constrained: whether the request has a constraint.
-        own_maximum: whether the request itself sets ``max_tokens``.
+    `own_maximum` says whether the request itself sets ``max_tokens``.
     """
     for name in CONSTRAINT_OPTIONS:
         if name in options and not constrained:

@@ -29,13 +29,9 @@ MIXED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 def set_defaults(
     args: Any, model_config: ModelConfig, given: tuple[bool, bool], self_conditioned: bool
 ) -> None:
-    """Adjust vLLM's *defaults* in its engine arguments so that canvases fit.
+    """Adjust vLLM's *defaults*, which are in `args`, so that canvases fit.
 
-    Args:
-        args: vLLM's ``EngineArgs``, with its defaults filled in.
-        model_config: the configuration of one of this package's models.
-        given: whether the user gave ``max_num_seqs`` and ``max_num_batched_tokens``.
-        self_conditioned: see `Family.self_conditioned`.
+    `given` says whether the user gave ``max_num_seqs`` and ``max_num_batched_tokens``.
     """
     chosen = (args.diffusion_config or {}).get("canvas_length")
     length = chosen or getattr(model_config.hf_config, "canvas_length", None)

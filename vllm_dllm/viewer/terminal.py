@@ -104,24 +104,24 @@ class Screen:
     If the output is not a terminal, frames are printed one below the other.
     """
 
-    def __init__(self, console: Console, text_of: Callable[[int], str], every: int = 1) -> None:
-        """Draw on a console every n-th pass and the last one; `text_of` gives a token id's text."""
-        self.console, self.text_of, self.every = console, text_of, every
+    def __init__(self, console: Console, text_of: Callable[[int], str]) -> None:
+        """Draw on a console; `text_of` gives a token id's text."""
+        self.console, self.text_of = console, text_of
         self.passes = self.decided = 0
         self._above: list[Text] = []
 
     def show(self, number: int, block: dict[str, Any]) -> None:
         """Show the passes of a block; its number counts from 0."""
-        *others, last = frames(block)
-        kept = [*(frame for frame in others if frame.passes % self.every == 0), last]
+        every = list(frames(block))
         if self.console.is_terminal:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
-                for frame in kept:
+                for frame in every:
                     live.update(self._drawn(number, frame), refresh=True)
                     time.sleep(SECONDS)
         else:
-            for frame in kept:
+            for frame in every:
                 self.console.print(self._drawn(number, frame))
+        last = every[-1]
         self.passes += last.passes
         self.decided += last.decided
         cells = (Cell(_settled(kind), token) for kind, token in last.cells)

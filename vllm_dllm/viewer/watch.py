@@ -23,16 +23,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--url", help="of a running server, http://HOST:PORT; without it one is started")
     add("--max-tokens", type=int, default=96)
     add("--algorithm", help="the decoding algorithm; default: the server's")
-    add("--every", type=int, default=1, metavar="N", help="show every Nth pass")
     add("--no-color", action="store_true", help="mark what is new by brackets")
     add("--html", type=Path, metavar="FILE", help="write a page that shows the same")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns the exit status."""
-    if args.every < 1:
-        print("vllm-dllm watch: --every must be at least 1", file=sys.stderr)
-        return 2
     try:
         if args.url is not None:
             watch(args.url.rstrip("/"), args.model, args)
@@ -60,7 +56,7 @@ def watch(url: str, model: str, args: argparse.Namespace) -> None:
         return str(answer["prompt"])
 
     console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
-    screen = Screen(console, text_of, args.every)
+    screen = Screen(console, text_of)
     options: dict[str, Any] = {"diffusion_trace": True}
     if args.algorithm:
         options["diffusion_algorithm"] = args.algorithm
