@@ -160,8 +160,9 @@ def verified(
 
     Args:
         weights: the tensors of a checkpoint by their names in its files, see also `saved_names`.
-        expected: by the name from `one_name`, see `VerifiedWeights.one_name`.
+        expected: all tensors that the checkpoint must have, by the name from `one_name`.
         architecture: the model's name for error messages.
+        one_name: see `VerifiedWeights.one_name`.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: whether all expected tensors must come.
 

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import Prompt, current
+from vllm_dllm.frontend import Prompt, current, refused
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
@@ -97,12 +96,6 @@ class FrontEnd:
             self.structured.attach(automaton, final, resolved.constraint_tokens)
         return request
 
-    @staticmethod
-    def is_traced(request: Any) -> bool:
-        """Whether records of the steps of the engine's request will arrive."""
-        params = request.sampling_params
-        return params is not None and bool(params.extra_args[RESOLVED].step_details)
-
     def _prepare(self, params: SamplingParams) -> tuple[AdmittedParams, ResolvedRequest]:
         """A validated copy of a request's parameters, with its final constraint; its options."""
         if isinstance(params, AdmittedParams):  # `admit` has prepared them
@@ -137,9 +130,9 @@ class FrontEnd:
         room = self._config.model_config.max_model_len - prompt_length
         params.max_tokens = min(params.max_tokens, room)
         if params.min_tokens > params.max_tokens:
-            raise VLLMValidationError(
-                f"min_tokens must be at most {params.max_tokens}, which is what the context leaves "
-                f"after {prompt_length} prompt tokens, got {params.min_tokens}.",
-                parameter="min_tokens",
-                value=params.min_tokens,
+            raise refused(
+                "min_tokens",
+                f"must be at most {params.max_tokens}, which is what the context leaves after "
+                f"{prompt_length} prompt tokens, got {params.min_tokens}",
+                params.min_tokens,
             )

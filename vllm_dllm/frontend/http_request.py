@@ -10,7 +10,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationEr
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vllm_dllm.frontend import current, refuse_beam_search
+from vllm_dllm.frontend import current, refuse_beam_search, refused
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
 from vllm_dllm.settings.server import SETTINGS_KEY
@@ -188,15 +188,15 @@ def asks_for_traces(request: Any, path: str) -> bool:
     if not asked:
         return False
     if not path.endswith(_WITH_CHOICES):
-        raise VLLMValidationError(
-            f"{asked[0]} has no effect at this endpoint, whose answers have no place for it; use "
-            "/v1/chat/completions or /v1/completions.",
-            parameter=asked[0],
+        raise refused(
+            asked[0],
+            "has no effect at this endpoint, whose answers have no place for it; use "
+            "/v1/chat/completions or /v1/completions",
         )
     if request.stream:
-        raise VLLMValidationError(
-            f"{asked[0]} is not supported with stream, because it comes with a whole answer; send "
-            '"stream": false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage).',
-            parameter=asked[0],
+        raise refused(
+            asked[0],
+            'is not supported with stream, because it comes with a whole answer; send "stream": '
+            "false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage)",
         )
     return True

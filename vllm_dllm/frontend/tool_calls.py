@@ -21,6 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
+from vllm_dllm.frontend import refused
 from vllm_dllm.frontend.http_request import STRICT
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
@@ -46,10 +47,10 @@ def asks_for_calls(request: Any, constrained_by: str) -> bool | None:
             vLLM would replace it.
     """
     if request.structured_outputs is not None and _is_forced(request.tool_choice):
-        raise VLLMValidationError(
-            "structured_outputs and a required tool are two constraints on one answer; remove "
-            'structured_outputs, or send tool_choice "auto" or "none".',
-            parameter="structured_outputs",
+        raise refused(
+            "structured_outputs",
+            "and a required tool are two constraints on one answer; remove structured_outputs, or "
+            'send tool_choice "auto" or "none"',
         )
     optional = request.tool_choice == "auto" and constrained_by in ("", STRICT)
     if not optional or request.structured_outputs is not None:
@@ -82,18 +83,18 @@ def constrained_calls(
     """
     tools, choice = request.tools, request.tool_choice
     if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
-        raise VLLMValidationError(
-            "tool_choice of type allowed_tools is not supported with diffusion models: send the "
-            'tools that are allowed, and "required".',
-            parameter="tool_choice",
+        raise refused(
+            "tool_choice",
+            "of type allowed_tools is not supported with diffusion models: send the tools that are "
+            'allowed, and "required"',
         )
     if _is_forced(choice) and not _comes_from_tools(structured, request):
         wanted = choice if isinstance(choice, str) else "of a named tool"
-        raise VLLMValidationError(
-            f"tool_choice {wanted} is not supported with diffusion models and this server's "
-            "--tool-call-parser: vLLM has no structural tag for it, so a call could neither be "
-            'required nor checked; send "auto", or serve with a parser such as hermes.',
-            parameter="tool_choice",
+        raise refused(
+            "tool_choice",
+            f"{wanted} is not supported with diffusion models and this server's --tool-call-parser:"
+            " vLLM has no structural tag for it, so a call could neither be required nor checked; "
+            'send "auto", or serve with a parser such as hermes',
         )
     if structured is None or structured.structural_tag is None:
         return structured
