@@ -154,14 +154,8 @@ def choose_as_written(
     vLLM translates the names that a ``quantization_config`` lists, but not its patterns, which
     match a checkpoint's names. If several targets match a layer, the library compressed-tensors
     prefers names to patterns, both in alphabetical order, while vLLM uses the first in the file;
-    and it matches layers that it fuses by the fused layer's name.
-
-    Args:
-        quant_config: changed in place.
-        spellings: see `VerifiedWeights.spellings`.
-
-    Raises:
-        ValueError: layers that vLLM fuses have different schemes.
+    and it matches layers that it fuses by the fused layer's name. Raises ValueError if layers that
+    vLLM fuses have different schemes.
     """
     if quant_config.get_name() == COMPRESSED:
         _choose_targets(quant_config, spellings)

@@ -39,12 +39,7 @@ OF_THE_RACE = frozenset({"data", "tolerance", "algorithms", "output"})
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command with what follows ``vllm-dllm tune``.
-
-    Returns:
-        The exit status: 1, with the reason on stderr, if something is refused or fails, and 130 if
-        the sweep is interrupted.
-    """
+    """Run the command; returns the exit status, which is 130 if the sweep is interrupted."""
     try:
         installation.load("WARNING")
         args = parse(arguments)
@@ -93,8 +88,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 def read_rows(path: Path) -> list[Row]:
     """The lines of a data file, shuffled, so that every part is like the whole.
 
-    Raises:
-        ValueError: a line cannot be used, only some have an answer, or there is none.
+    Raises ValueError if a line cannot be used, only some have an answer, or there is none.
     """
     rows = read_prompts(path, "output")
     answers = sum("answer" in row for row in rows)
@@ -136,8 +130,7 @@ def tune(args: Namespace, rows: Sequence[Row]) -> None:
 def take_up(log: Path, header: Row, settings: Sequence[Setting]) -> None:
     """Give settings what an earlier run has measured, without a line cut off, or begin a file.
 
-    Raises:
-        ValueError: the file is of other prompts, or of another engine; says what differs.
+    Raises ValueError, which says what differs, for a file of other prompts or another engine.
     """
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     first, *lines = map(
@@ -201,8 +194,7 @@ class Bench:
     def measure(self, setting: Setting, careful: Setting, end: int) -> Part:
         """Answer the problems from the setting's next one to the one before `end`.
 
-        Raises:
-            VLLMClientError: the engine refuses the setting.
+        Raises VLLMClientError if the engine refuses the setting.
         """
         begin = len(setting.scores)
         self.llm.reset_prefix_cache()  # or only the first setting would compute the prompts

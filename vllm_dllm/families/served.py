@@ -32,12 +32,8 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
     """Decide how a model is served, once its canvas length is known, and configure vLLM.
 
     Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
-    step has, and ``model_config.dllm``.
-
-    `layers` has the different shapes of the model's attention layers.
-
-    Raises:
-        ValueError: an option, a setting or a field of the checkpoint cannot work; names it.
+    step has, and ``model_config.dllm``. `layers` has the different shapes of attention layers.
+    Raises ValueError, which names an option, a setting or a field that cannot work.
     """
     refuse_unsupported(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size

@@ -41,16 +41,10 @@ FREE_TOKENS_CPU = 32
 def choose_commits(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int, shifted: bool
 ) -> str:
-    """Choose how blocks of `length` tokens are committed, and log the reason.
+    """Choose `SEPARATE`, `GRANTED` or `TWO_BLOCKS` for blocks of `length` tokens; log the reason.
 
     `in_place` says whether the model's commits and steps have the same mask and input; see also
-    `Family.shifted`.
-
-    Returns:
-        `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
-
-    Raises:
-        SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
+    `Family.shifted`. Raises `SettingsError` if ``dllm.fused_commit=on`` is impossible.
     """
     asynchronous, asked = _will_be_asynchronous(vllm_config), settings.fused_commit
     window = 2 * length if asynchronous else 0
