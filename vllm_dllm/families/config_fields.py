@@ -136,8 +136,7 @@ def source_of(name: str, overrides: Mapping[str, Any]) -> str:
 def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
     """L as given by ``--diffusion-config``, else by the checkpoint under any name, else `usual`.
 
-    Raises:
-        SettingsError: there is none, or the checkpoint states two, or one out of range.
+    Raises `SettingsError` if there is none, or the checkpoint states two, or one out of range.
     """
     diffusion, model = vllm_config.diffusion_config, vllm_config.model_config
     if diffusion is not None and diffusion.canvas_length:

@@ -63,9 +63,7 @@ def installed() -> Mapping[str, Family]:
     """The families of other packages, by architecture.
 
     A package whose family cannot be loaded is skipped with a warning: the others still serve.
-
-    Raises:
-        ValueError: two families claim an architecture.
+    Raises ValueError if two families claim an architecture.
     """
     found: dict[str, Family] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):

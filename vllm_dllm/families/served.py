@@ -123,11 +123,8 @@ def generation_settings(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
 
-    ``--generation-config vllm`` affects only the sampling parameters of requests.
-
-    Raises:
-        SettingsError: a field is missing or out of range, or has no effect as an override; or the
-            file is not a JSON object.
+    ``--generation-config vllm`` affects only the sampling parameters of requests. Raises
+    `SettingsError` if a field is missing or has no effect, or the file is not a JSON object.
     """
     model = vllm_config.model_config
     override = model.override_generation_config

@@ -56,11 +56,8 @@ class FrontEnd:
     async def admit(self, params: Any, prompt: Prompt) -> Any:
         """Wait for a request's constraint; returns the parameters to continue with.
 
-        The constraint is compiled in another process while other requests are served.
-
-        Raises:
-            VLLMValidationError: an option or the constraint is refused.
-            ConstraintsBusyError: other constraints kept it from being compiled.
+        The constraint is compiled in another process while other requests are served. Raises
+        VLLMValidationError for a refusal, and ConstraintsBusyError as `StructuredOutput.submit`.
         """
         if not isinstance(params, SamplingParams):
             return params
@@ -73,10 +70,8 @@ class FrontEnd:
         """Make the engine's request, with a constraint's automaton in place of vLLM's grammar.
 
         Offline, this waits for the automaton; no event loop is blocked. Errors are as for `admit`.
-
-        Args:
-            make: makes vLLM's engine request from parameters.
-            params: the user's parameters, which are not changed, or what `admit` has returned.
+        `make` makes vLLM's request from parameters. `params` are the user's, which are not changed,
+        or what `admit` has returned.
         """
         if not isinstance(params, SamplingParams):
             return make(params)

@@ -36,15 +36,10 @@ GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 def asks_for_calls(request: Any, constrained_by: str) -> bool | None:
     """Whether a request that only its optional tools constrain asks for this constraint.
 
-    `constrained_by` is the field from `http_request.constraining_field`.
-
-    Returns:
-        True if a tool is strict or the request sets an option of constraints; otherwise the server
-        has added the constraint. None for a request with a required call or a format of its own.
-
-    Raises:
-        VLLMValidationError: the request has a constraint next to a required call, by whose schema
-            vLLM would replace it.
+    It does if a tool is strict or it sets an option of constraints; otherwise the server has added
+    the constraint. None for a request with a required call or a format of its own, which
+    `constrained_by`, the field from `http_request.constraining_field`, tells. A constraint next to
+    a required call, by whose schema vLLM would replace it, is refused.
     """
     if request.structured_outputs is not None and _is_forced(request.tool_choice):
         raise refused(
@@ -77,9 +72,8 @@ def constrained_calls(
 ) -> StructuredOutputsParams | None:
     """The constraint of an HTTP request with tools, given the one that vLLM made from it.
 
-    Raises:
-        VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the
-            name of a tool cannot be written in a call.
+    Refused are a call that is required in a way for which vLLM makes no constraint, and a tool
+    whose name cannot be written in a call.
     """
     tools, choice = request.tools, request.tool_choice
     if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
