@@ -35,7 +35,7 @@ BLOCK: dict[str, Any] = {
 def test_frames_follow_the_events() -> None:
     found = list(frames(BLOCK))
     assert [frame.kind for frame in found] == ["denoise", "wait", "denoise", "denoise", "commit"]
-    kinds = [[cell.kind for cell in frame.cells] for frame in found]
+    kinds = [[kind for kind, _ in frame.cells] for frame in found]
     given, opened, now, before, edited = Kind
     assert kinds == [
         [given, now, now, opened],
@@ -44,14 +44,14 @@ def test_frames_follow_the_events() -> None:
         [given, before, now, now],
         [given, before, before, before],
     ]
-    assert [cell.token for cell in found[-1].cells] == BLOCK["tokens"]
+    assert [token for _, token in found[-1].cells] == BLOCK["tokens"]
     assert [frame.decided for frame in found] == [2, 2, 1, 3, 3]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_last_frame_is_the_canvas(seed: int) -> None:
     for block in trace(seed, 16, 2, 5, wait=1)["blocks"]:
-        assert [cell.token for cell in list(frames(block))[-1].cells] == block["tokens"]
+        assert [token for _, token in list(frames(block))[-1].cells] == block["tokens"]
 
 
 @pytest.mark.parametrize("text", HOSTILE.values())

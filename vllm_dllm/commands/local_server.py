@@ -69,6 +69,7 @@ def serve(model: str, *flags: str) -> Iterator[str]:
                 yield f"http://127.0.0.1:{port}"
             finally:
                 stop(process)
+                print("server stopped")
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -46,7 +46,14 @@ def choose_commits(
     `in_place` says whether the model's commits and steps have the same mask and input; see also
     `Family.shifted`. Raises `SettingsError` if ``dllm.fused_commit=on`` is impossible.
     """
-    asynchronous, asked = _will_be_asynchronous(vllm_config), settings.fused_commit
+    from vllm.platforms import current_platform
+
+    # VLLM decides later whether a step will be in flight while the next one is scheduled. A few
+    # executors cannot do it; a window of two blocks is correct there as well.
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    if asynchronous is None:
+        asynchronous = not current_platform.is_cpu()
+    asked = settings.fused_commit
     window = 2 * length if asynchronous else 0
     obstacle = _obstacle(vllm_config, settings, in_place, window, shifted)
     if asked == "on" and obstacle is not None:
@@ -63,17 +70,6 @@ def choose_commits(
         way, reason = _by_cost(vllm_config, length)
     logger.info("dllm: blocks are committed %s (%s)", WORDS[way], reason)
     return way
-
-
-def _will_be_asynchronous(vllm_config: VllmConfig) -> bool:
-    """Whether a step will be in flight while the next one is scheduled, as vLLM decides later.
-
-    A few executors cannot do it; a window of two blocks is correct there as well.
-    """
-    from vllm.platforms import current_platform
-
-    asked = vllm_config.scheduler_config.async_scheduling
-    return not current_platform.is_cpu() if asked is None else bool(asked)
 
 
 def _obstacle(

@@ -30,6 +30,8 @@ STYLES = {
     Kind.BEFORE: "",
     Kind.EDITED: "bold black on yellow",
 }
+# A position of a block: its state, and its token's id (None if it is open).
+Cell = tuple[Kind, int | None]
 # Marks that distinguish the kinds where there are no colours.
 MARKS = {Kind.NOW: ("[", "]"), Kind.EDITED: ("{", "}")}
 OPEN = "\u2591"
@@ -50,13 +52,6 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-class Cell(NamedTuple):
-    """A position of a block: its state, and its token's id (None if it is open)."""
-
-    kind: Kind
-    token: int | None
-
-
 class Frame(NamedTuple):
     """A block after one of its passes."""
 
@@ -68,7 +63,7 @@ class Frame(NamedTuple):
     @property
     def decided(self) -> int:
         """The number of positions that the model has decided."""
-        return sum(cell.kind not in (Kind.OPEN, Kind.GIVEN) for cell in self.cells)
+        return sum(kind not in (Kind.OPEN, Kind.GIVEN) for kind, _ in self.cells)
 
 
 def frames(block: dict[str, Any]) -> Iterator[Frame]:
@@ -90,8 +85,8 @@ def frames(block: dict[str, Any]) -> Iterator[Frame]:
             else:
                 kinds[at] = Kind.NOW if tokens[at] is None else Kind.EDITED
             tokens[at] = token
-        cells = [Cell(*cell) for cell in zip(kinds, tokens, strict=True)]
-        yield Frame(each["kind"], each["step"], number, cells)
+        cells = zip(kinds, tokens, strict=True)
+        yield Frame(each["kind"], each["step"], number, list(cells))
 
 
 def _settled(kind: Kind) -> Kind:
@@ -124,8 +119,7 @@ class Screen:
         last = every[-1]
         self.passes += last.passes
         self.decided += last.decided
-        cells = (Cell(_settled(kind), token) for kind, token in last.cells)
-        self._above.append(self._line(cells))
+        self._above.append(self._line((_settled(kind), token) for kind, token in last.cells))
 
     def end(self) -> None:
         """Leave the whole answer on the screen, with its cost."""

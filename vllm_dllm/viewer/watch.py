@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, model_help, post, serve
+from vllm_dllm.commands.local_server import SERVED_NAME, model_help, post, serve
 from vllm_dllm.viewer.page import answer_of, page
 
 
@@ -27,20 +26,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, metavar="FILE", help="write a page that shows the same")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
-    try:
-        if args.url is not None:
-            watch(args.url.rstrip("/"), args.model, args)
-        else:
-            with serve(args.model) as url:
-                watch(url, SERVED_NAME, args)
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (ServerError, OSError) as error:
-        print(f"vllm-dllm watch: {str(error).strip()}", file=sys.stderr)
-        return 1
+def run(args: argparse.Namespace) -> None:
+    """Run the command; raises `ServerError`."""
+    if args.url is not None:
+        watch(args.url.rstrip("/"), args.model, args)
+        return
+    with serve(args.model) as url:
+        watch(url, SERVED_NAME, args)
 
 
 def watch(url: str, model: str, args: argparse.Namespace) -> None:
