@@ -6,6 +6,7 @@ The trace comes with the whole answer, which is then shown pass by pass, slowly 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -27,42 +28,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the command; raises `ServerError`."""
-    if args.url is not None:
-        watch(args.url.rstrip("/"), args.model, args)
-        return
-    with serve(args.model) as url:
-        watch(url, SERVED_NAME, args)
-
-
-def watch(url: str, model: str, args: argparse.Namespace) -> None:
-    """Send the request, and show each block of the answer."""
+    """Send the request, and show each block of the answer; raises `ServerError`."""
     # Imported only here, so that other commands do not wait for it.
     from rich.console import Console
 
     from vllm_dllm.viewer.terminal import Screen
 
-    @functools.cache
-    def text_of(token: int) -> str:
-        answer = post(f"{url}/detokenize", {"model": model, "tokens": [token]})
-        return str(answer["prompt"])
+    with contextlib.nullcontext(args.url) if args.url else serve(args.model) as address:
+        url, model = address.rstrip("/"), args.model if args.url else SERVED_NAME
 
-    console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
-    screen = Screen(console, text_of)
-    options: dict[str, Any] = {"diffusion_trace": True}
-    if args.algorithm:
-        options["diffusion_algorithm"] = args.algorithm
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": args.prompt}],
-        "max_tokens": args.max_tokens,
-        "temperature": 0,
-        "vllm_xargs": options,
-    }
-    (choice,) = post(f"{url}/v1/chat/completions", body)["choices"]
-    trace: dict[str, Any] = choice["diffusion_trace"]
-    for number, block in enumerate(trace["blocks"]):
-        screen.show(number, block)
-    screen.end()
-    if args.html is not None:
-        args.html.write_text(page([answer_of(args.prompt, trace, text_of)]), encoding="ascii")
+        @functools.cache
+        def text_of(token: int) -> str:
+            answer = post(f"{url}/detokenize", {"model": model, "tokens": [token]})
+            return str(answer["prompt"])
+
+        console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
+        screen = Screen(console, text_of)
+        options: dict[str, Any] = {"diffusion_trace": True}
+        if args.algorithm:
+            options["diffusion_algorithm"] = args.algorithm
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": args.prompt}],
+            "max_tokens": args.max_tokens,
+            "temperature": 0,
+            "vllm_xargs": options,
+        }
+        (choice,) = post(f"{url}/v1/chat/completions", body)["choices"]
+        trace: dict[str, Any] = choice["diffusion_trace"]
+        for number, block in enumerate(trace["blocks"]):
+            screen.show(number, block)
+        screen.end()
+        if args.html is not None:
+            args.html.write_text(page([answer_of(args.prompt, trace, text_of)]), encoding="ascii")
