@@ -19,7 +19,7 @@ from tests.support.commands import command
 from tests.support.engine import engine
 from vllm_dllm import cli
 from vllm_dllm.commands import tune
-from vllm_dllm.commands.sweep import part_ends, settings_of, winner
+from vllm_dllm.commands.tune import part_ends, settings_of, winner
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings

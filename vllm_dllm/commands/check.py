@@ -15,7 +15,7 @@ def run() -> int:
     print(f"vllm-dllm      {__version__}")
     version = versions.vllm_version() or "not installed"
     print(f"vllm           {version} (supported: {versions.supported_versions()})")
-    for release, how in versions.how_tested().items():
+    for release, how in versions.TESTED.items():
         print(f"  tested {release}  {how}")
     try:
         for name, value in _found_by_trying().items():

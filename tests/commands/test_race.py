@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.statistics import wilson_interval
 from vllm_dllm.commands import tune
-from vllm_dllm.commands.sweep import (
+from vllm_dllm.commands.tune import (
     Part,
     Setting,
     against,
