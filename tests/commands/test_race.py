@@ -220,10 +220,3 @@ for line in sys.stdin:
 def test_scores_that_cannot_be_used(code: str, complaint: str) -> None:
     with pytest.raises(RuntimeError, match=complaint):
         scored(code)
-
-
-def test_agreement() -> None:
-    assert tune.agreement([1, 2, 3], [1, 2, 3]) == 1.0
-    assert tune.agreement([], []) == 1.0
-    assert tune.agreement([9, 1, 2, 3], [1, 2, 3]) == pytest.approx(6 / 7)
-    assert tune.agreement([1], [2]) == 0.0

@@ -233,8 +233,10 @@ class Bench:
         else:
             compared = ids if setting is careful else None
             theirs = [answer for part in careful.parts for answer in part.answers or ()]
+            # The share of tokens that two answers have in common, in the same order.
             pairs = zip(ids, compared or theirs[begin:end], strict=True)
-            scores = [agreement(ours, others) for ours, others in pairs]
+            matchers = (difflib.SequenceMatcher(None, *pair, autojunk=False) for pair in pairs)
+            scores = [matcher.ratio() for matcher in matchers]
         passes = round(self.passes() - passes)
         return Part(scores, sum(map(len, ids)), passes, seconds, compared)
 
@@ -252,11 +254,6 @@ class Bench:
     def passes(self) -> float:
         """The number of passes over canvases so far."""
         return sum(each.value for each in self.llm.get_metrics() if each.name == PASSES)
-
-
-def agreement(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """The share of tokens that two answers have in common, in the same order."""
-    return difflib.SequenceMatcher(None, ours, theirs, autojunk=False).ratio()
 
 
 def scores_of(command: Sequence[str], rows: Sequence[Row], texts: Sequence[str]) -> list[float]:
@@ -386,10 +383,7 @@ def settings_of(served: Served, algorithms: Sequence[str] = ()) -> list[Setting]
     Carefully, a masked model decides one position in each pass, the most probable one. For a model
     of uniform noise, the careful setting is the server's own. A model that edits has its own rule
     as the careful one, and no rule takes part that would write the ids of edits into texts. Grids
-    are tried of these algorithms, or of all.
-
-    Raises:
-        SettingsError: the model has no such algorithm, or it is not for this model.
+    are tried of these algorithms, or of all; raises `SettingsError` if one is not for this model.
     """
     asked: list[dict[str, Any]] = [{}]
     edits = served.edit_tokens is not None

@@ -83,8 +83,7 @@ def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int])
 def thought_after(prompt: Prompt, name: str, tokenizer: Any, may_be_all: bool) -> Thought | None:
     """The thought that the answer to a prompt begins with, or None; `name` is that of its parser.
 
-    Raises:
-        ConstraintError: the parser does not say where a thought ends.
+    Raises `ConstraintError` if the parser does not say where a thought ends.
     """
     if prompt.reasoning_ended:
         return None

@@ -1,14 +1,12 @@
 """Choose when a finished block's keys and values are written, and log the reason.
 
-There are three ways:
+There are three ways, with the same output:
 
 - *separate*: in a separate forward pass, after the block's last denoise step;
 - *granted*: in the pass of the next block's first denoise step, for which the scheduler grants 2 L
   tokens. It must know a step's outcome before it plans the next one;
 - *two blocks*: in every denoise step of the next block, which always reads 2 L tokens, so that a
   step may be in flight.
-
-The output is the same.
 """
 
 from __future__ import annotations
