@@ -37,9 +37,9 @@ def asks_for_calls(request: Any, constrained_by: str) -> bool | None:
     """Whether a request that only its optional tools constrain asks for this constraint.
 
     It does if a tool is strict or it sets an option of constraints; otherwise the server has added
-    the constraint. None for a request with a required call or a format of its own, which
-    `constrained_by`, the field from `http_request.constraining_field`, tells. A constraint next to
-    a required call, by whose schema vLLM would replace it, is refused.
+    the constraint. None stands for a request with a required call or a format of its own. A
+    constraint next to a required call, by whose schema vLLM would replace it, is refused.
+    `constrained_by` is the field from `http_request.constraining_field`.
     """
     if request.structured_outputs is not None and _is_forced(request.tool_choice):
         raise refused(

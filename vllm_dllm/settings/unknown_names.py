@@ -162,10 +162,12 @@ def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
     """Refuse what ``--override-generation-config`` says about decoding without effect."""
     parameters = parameter_names(own)
     stated = SAMPLER_FIELDS if own == "uniform" else parameters
-    for name in override.keys() - stated:
-        option, content = "--additional-config", {SETTINGS_KEY: {name: override[name]}}
+    for name, value in override.items():
+        if name in stated:
+            continue
+        option, content = "--additional-config", {SETTINGS_KEY: {name: value}}
         if name in LENGTHS:
-            option, content = "--diffusion-config", {"canvas_length": override[name]}
+            option, content = "--diffusion-config", {"canvas_length": value}
         if name in {*LENGTHS, *NAMES, *parameters}:
             raise SettingsError(
                 f"{OVERRIDE}: {name} is not read from a generation config; use {option} "
