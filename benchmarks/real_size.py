@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +394,16 @@ def measure(batch: Denoising, steps: int) -> dict[str, float]:
     }
 
 
+def longest(events: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Name the kernels that took longest in all, with their number and milliseconds in a step."""
+    took: dict[str, list[float]] = {}
+    for name, begin, end in events:
+        took.setdefault(name, []).append((end - begin) / 1e3)
+    ranked = sorted(took.items(), key=lambda item: -sum(item[1]))[:25]
+    steps = PROFILED_STEPS
+    return [(name, len(each) / steps, sum(each) / steps) for name, each in ranked]
+
+
 def run_child(args: argparse.Namespace) -> None:
     """Measure one system in this process; each figure is written to `args.json` at once."""
     engines_in_this_process()  # before torch and vLLM are imported
@@ -411,7 +421,7 @@ def run_child(args: argparse.Namespace) -> None:
         tables = spread_experts() if args.routing == "uniform" else None
         import torch
 
-        from vllm_dllm.selftest.steps import device_time
+        from vllm_dllm.selftest.steps import busy_ms, device_events
 
         model = Path(scratch) / "model"
         write_checkpoint(system, model, args.tiny, args.layers)
@@ -436,10 +446,11 @@ def run_child(args: argparse.Namespace) -> None:
                     batch = Denoising(llm, system, number, args, **asked)
                     figures |= measure(batch, args.steps)
                     note()
-                    profile = device_time(batch.step, PROFILED_STEPS, longest=25)
-                    if profile is not None:
-                        idle = figures["ms"] - profile.busy_ms
-                        figures |= {"idle_ms": round(idle, 3), "profile": asdict(profile)}
+                    events = device_events(batch.step, PROFILED_STEPS)
+                    if events is not None:
+                        busy = busy_ms(events) / PROFILED_STEPS
+                        figures["idle_ms"] = round(figures["ms"] - busy, 3)
+                        figures["profile"] = {"busy_ms": busy, "longest": longest(events)}
                     batch.end()
                 except Exception as error:
                     figures["failed"] = f"{type(error).__name__}: {str(error)[:300]}"

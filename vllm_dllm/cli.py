@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from vllm_dllm import __version__
 from vllm_dllm.commands import check, demo, show_config, tune
+from vllm_dllm.commands.local_server import ServerError
 from vllm_dllm.viewer import watch
 
 
@@ -48,10 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "check":
         return check.run()
-    if args.command == "watch":
-        return watch.run(args)
-    if args.command == "demo":
-        return demo.run(args)
+    if args.command in ("demo", "watch"):
+        try:
+            (demo if args.command == "demo" else watch).run(args)
+            return 0
+        except KeyboardInterrupt:
+            return 130
+        except (ServerError, OSError) as error:
+            print(f"vllm-dllm {args.command}: {str(error).strip()}", file=sys.stderr)
+            return 1
     # Run in a separate process, because it changes the environment that servers would inherit.
     checked = subprocess.run([sys.executable, "-m", "vllm_dllm.cli", "check"], check=False)
     return checked.returncode or command.run(args)

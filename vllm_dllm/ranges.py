@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -26,17 +25,7 @@ class SettingsError(ValueError):
 MOST_CHARACTERS = 100
 
 
-class _Short(reprlib.Repr):
-    """`repr` that stops after the beginning of long values."""
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        """The first entries of a dict; the inherited method would sort all of them first."""
-        first = dict(itertools.islice(x.items(), self.maxdict))
-        shown = super().repr_dict(first, level)
-        return shown if len(first) == len(x) or level <= 0 else f"{shown[:-1]}, ...}}"
-
-
-_REPR = _Short()
+_REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = MOST_CHARACTERS
 
 

@@ -19,7 +19,7 @@ from tests.support.commands import command
 from tests.support.engine import engine
 from vllm_dllm import cli
 from vllm_dllm.commands import tune
-from vllm_dllm.commands.sweep import pareto_front, part_ends, settings_of, winner
+from vllm_dllm.commands.tune import part_ends, settings_of, winner
 from vllm_dllm.settings.parsing import parse_settings
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.settings.server import DllmSettings
@@ -40,7 +40,7 @@ def data(folder: Path, per_task: int) -> Path:
 
 
 def test_a_race_and_its_second_half(tmp_path: Path) -> None:
-    """A small race finds a setting of the front, and goes on without measuring anything again."""
+    """A small race finds the whole sweep's winner, and goes on without measuring anything again."""
     rows = tune.read_rows(data(tmp_path, 3))
     ends, log = part_ends(len(rows)), tmp_path / "measurements.jsonl"
     names = ["LowConfidence", "Leftmost"]
@@ -67,14 +67,13 @@ def test_a_race_and_its_second_half(tmp_path: Path) -> None:
     for each in raced:
         parts = zip(each.parts, sweep[each.name].parts, strict=False)
         assert all((a.scores, a.passes) == (b.scores, b.passes) for a, b in parts)
-    assert best.name in {each.name for each in pareto_front(every)}
     assert best.name == winner(every, TOLERANCE).name
     assert best.tokens_per_pass() > 2 * every[0].tokens_per_pass()
     assert sum(len(each.parts) for each in raced) < len(ends) * len(raced)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without answers: the table, the plot, and a file that a server takes."""
+    """Without answers: the table, and a file that a server takes."""
     path, folder = data(tmp_path, 1), tmp_path / "out"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
@@ -84,7 +83,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr()
     assert status == 0, told.err
     assert "tokens/pass" in told.out and "winner: " in told.out
-    assert (folder / "pareto.svg").read_text().startswith("<?xml")
     written = yaml.safe_load((folder / "winner.yaml").read_text())["additional-config"]
     chosen = parse_settings(written, "mask", "LowConfidence")
     assert chosen.algorithm in ("EntropyBound", "LowConfidence") and chosen.parameters
@@ -131,4 +129,4 @@ def test_the_whole_sweep_within_five_minutes(tmp_path: Path) -> None:
     log = folder / "measurements.jsonl"
     tune.take_up(log, json.loads(log.open().readline()), every)
     assert sum(len(each.scores) for each in every) < 0.7 * len(rows) * len(every)
-    assert winner(every, TOLERANCE).name in {each.name for each in pareto_front(every)}
+    assert winner(every, TOLERANCE).tokens_per_pass() > every[0].tokens_per_pass()

@@ -26,7 +26,7 @@ from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
-from vllm_dllm.frontend.http_request import HttpRequest
+from vllm_dllm.frontend.http_request import HttpRequest, constraining_field
 from vllm_dllm.frontend.tool_calls import asks_for_calls, constrained_calls
 
 SEAT = record(row={"type": "integer", "minimum": 1, "maximum": 9})
@@ -157,8 +157,10 @@ def test_what_asks_for_a_constraint(fields: dict[str, Any], found: bool | None) 
     function = FREE | {name: fields[name] for name in fields if name == "strict"}
     fields = {name: fields[name] for name in fields if name != "strict"}
     chat = {"messages": [], "tools": [{"type": "function", "function": function}]}
-    assert asks_for_calls(ChatCompletionRequest.model_validate(chat | fields)) == found
+    made: Any = ChatCompletionRequest.model_validate(chat | fields)
+    assert asks_for_calls(made, constraining_field(made, "")) == found
     if "response_format" in fields:
         fields = {"text": {"format": fields["response_format"]}}
     response = {"input": "", "tools": [{"type": "function", **function}]}
-    assert asks_for_calls(ResponsesRequest.model_validate(response | fields)) == found
+    made = ResponsesRequest.model_validate(response | fields)
+    assert asks_for_calls(made, constraining_field(made, "/v1/responses")) == found

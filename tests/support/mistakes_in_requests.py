@@ -49,7 +49,7 @@ OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
         GEMMA,
         {"threshold": 0.9},
         "diffusion_threshold is not a setting of EntropyBound, which has diffusion_confidence_thr",
-        "remove it, because it belongs to ConfidenceThreshold, Credit, FrechetProfile",
+        "remove it",
     ),
     (GEMMA, {"treshold": 0.9}, "'diffusion_treshold': diffusion_threshold", "remove it"),
     (
@@ -62,7 +62,7 @@ OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
         MASKED,
         {"t_max": 0.5},
         "diffusion_t_max is not a setting of LowConfidence",
-        "it belongs to EntropyBound, for models that denoise random tokens (DiffusionGemma)",
+        "remove it",
     ),
     (MASKED, {"seed_canvas": [5]}, "diffusion_seed_canvas is for models that", "remove it"),
     (

@@ -35,7 +35,7 @@ BLOCK: dict[str, Any] = {
 def test_frames_follow_the_events() -> None:
     found = list(frames(BLOCK))
     assert [frame.kind for frame in found] == ["denoise", "wait", "denoise", "denoise", "commit"]
-    kinds = [[cell.kind for cell in frame.cells] for frame in found]
+    kinds = [[kind for kind, _ in frame.cells] for frame in found]
     given, opened, now, before, edited = Kind
     assert kinds == [
         [given, now, now, opened],
@@ -44,14 +44,14 @@ def test_frames_follow_the_events() -> None:
         [given, before, now, now],
         [given, before, before, before],
     ]
-    assert [cell.token for cell in found[-1].cells] == BLOCK["tokens"]
+    assert [token for _, token in found[-1].cells] == BLOCK["tokens"]
     assert [frame.decided for frame in found] == [2, 2, 1, 3, 3]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_last_frame_is_the_canvas(seed: int) -> None:
     for block in trace(seed, 16, 2, 5, wait=1)["blocks"]:
-        assert [cell.token for cell in list(frames(block))[-1].cells] == block["tokens"]
+        assert [token for _, token in list(frames(block))[-1].cells] == block["tokens"]
 
 
 @pytest.mark.parametrize("text", HOSTILE.values())
@@ -65,10 +65,10 @@ def test_a_terminal_obeys_no_token(text: str) -> None:
 def test_what_a_terminal_without_colours_shows() -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, no_color=True, highlight=False)
-    screen = Screen(console, lambda token: "" if token == 7 else f"{token}", every=2)
+    screen = Screen(console, lambda token: "" if token == 7 else f"{token}")
     screen.show(0, BLOCK)
     screen.end()
     lines = out.getvalue().splitlines()
-    assert len(lines) == 8, "every second pass, and the last"
+    assert len(lines) == 12, "a line and a status for each pass, and the answer"
     assert lines[-2] == "9<7>84", "a token without a text is shown as its id"
     assert lines[-1] == "all: 5 passes, 3 tokens, 0.6 a pass"

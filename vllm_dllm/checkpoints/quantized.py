@@ -101,13 +101,12 @@ def _parts_of(
             raise
         # Experts have kernels of their own, which take other widths than those of linear layers.
         layer, known = _layer((1024, 1024), quant_config, module), False
-    group = _group_of(quant_config, module)
     # ModelOpt's method for weights alone drops the scale of its inputs, which older files have.
     spec = getattr(layer.quant_method, "spec", None)
     unread = {*UNREAD, "input_scale"} if spec and spec.activation is None else UNREAD
     return {
         name: Stored(
-            tuple(parameter.shape) if known else None, _dtypes(name, parameter.dtype), group
+            tuple(parameter.shape) if known else None, _dtypes(name, parameter.dtype), True
         )
         for name, parameter in layer.named_parameters()
         if name not in unread
@@ -138,16 +137,6 @@ def _dtypes(name: str, loaded: torch.dtype) -> frozenset[torch.dtype]:
     return FLOATS if loaded in FLOATS else frozenset({loaded})
 
 
-def _group_of(quant_config: Any, module: str) -> str:
-    """The part of ``quantization_config`` that says how a layer is quantized, for a message."""
-    if quant_config.get_name() == COMPRESSED:
-        scheme, targets = scheme_of(quant_config, module), quant_config.target_scheme_map
-        for name, group in quant_config.config["config_groups"].items():
-            if any(targets.get(target) is scheme for target in group["targets"]):
-                return f"group {name!r} of quantization_config"
-    return "quantization_config"
-
-
 class Linear(torch.nn.Module):
     """Stands in for any linear layer where vLLM asks for a layer's class name."""
 
@@ -165,14 +154,8 @@ def choose_as_written(
     vLLM translates the names that a ``quantization_config`` lists, but not its patterns, which
     match a checkpoint's names. If several targets match a layer, the library compressed-tensors
     prefers names to patterns, both in alphabetical order, while vLLM uses the first in the file;
-    and it matches layers that it fuses by the fused layer's name.
-
-    Args:
-        quant_config: changed in place.
-        spellings: see `VerifiedWeights.spellings`.
-
-    Raises:
-        ValueError: layers that vLLM fuses have different schemes.
+    and it matches layers that it fuses by the fused layer's name. Raises ValueError if layers that
+    vLLM fuses have different schemes.
     """
     if quant_config.get_name() == COMPRESSED:
         _choose_targets(quant_config, spellings)
@@ -261,12 +244,12 @@ def refuse_dtype(
 ) -> None:
     """Raise a ValueError for a tensor that has another dtype than `expected`."""
     refuse_left_out(name, known, tensor, expected)
-    _, dtypes, group = expected[known]
+    _, dtypes, quantized = expected[known]
     found, right = word(tensor.dtype), " or ".join(sorted(word(dtype) for dtype in dtypes))
     raise ValueError(
-        f"tensor {name!r} is stored as {found}, but {group} stores {right}; correct "
-        "quantization_config, or quantize the checkpoint again"
-        if group
+        f"tensor {name!r} is stored as {found}, but by quantization_config as {right}; correct "
+        "that, or quantize the checkpoint again"
+        if quantized
         else f"tensor {name!r} is stored as {found}, and quantization_config in config.json does "
         f"not have its layer, so that it should be {right}; add the layer there"
     )
@@ -296,12 +279,12 @@ def refuse_left_out(
     if is_expert:
         module = f"{layer}.experts.0.gate_proj"
     parts = (expected.get(f"{module}.{part}") for part in MATRICES)
-    group = next((part.group for part in parts if part is not None), "")
-    if group and tensor.ndim > 1 and tensor.dtype in FLOATS:
+    quantized = any(part is not None and part.quantized for part in parts)
+    if quantized and tensor.ndim > 1 and tensor.dtype in FLOATS:
         entry = f"{layer}.experts" if is_expert else name.removesuffix(".weight")
         raise ValueError(
-            f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized, but {group} has "
-            f"its layer; leave {entry!r} out there (`ignore` in config.json, which takes patterns)"
+            f"tensor {name!r} is stored as {word(tensor.dtype)} and not quantized; leave {entry!r} "
+            "out of quantization_config (`ignore` in config.json, which takes patterns)"
         )
 
 
@@ -331,8 +314,8 @@ def check_unexpected(
     if f"{module}.weight_scale" in expected:
         if part == "weight_zero_point" and tensor.any():
             raise ValueError(
-                f"tensor {name!r} is not zero, but {expected[f'{module}.weight_scale'].group} is "
-                "symmetric; write `symmetric: false`, or quantize the checkpoint again"
+                f"tensor {name!r} is not zero, but the scheme is symmetric; write "
+                "`symmetric: false`, or quantize the checkpoint again"
             )
         # Activations are quantized dynamically, or not at all.
         if part in ("weight_zero_point", "input_scale", "input_zero_point"):

@@ -16,11 +16,7 @@ _VOCABULARY = ("lm_head.weight", "embed_tokens.weight", "word_embeddings.weight"
 
 
 def unwrapped(name: str, is_expected: Callable[[str], bool]) -> str:
-    """The name in the model itself of a tensor in a file; `name` if there is no such tensor.
-
-    Raises:
-        ValueError: the tensor is an adapter's.
-    """
+    """The name in the model of a tensor in a file, else `name`; raises ValueError for adapters'."""
     if ".lora_" in name:
         raise ValueError(
             f"tensor {name!r} is an adapter's, and the file does not say whether the weights hold "

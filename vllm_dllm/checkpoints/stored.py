@@ -18,12 +18,12 @@ class Stored(NamedTuple):
     Attributes:
         shape: its shape; None if it is not known, and so not checked.
         dtypes: the dtypes it may have.
-        group: a description of the part of `quantization_config` that asks for it; "" for none.
+        quantized: whether `quantization_config` asks for it.
     """
 
     shape: tuple[int, ...] | None
     dtypes: frozenset[torch.dtype] = FLOATS
-    group: str = ""
+    quantized: bool = False
 
 
 def shapes_of(authors: Callable[[Any], torch.nn.Module], config: Any) -> dict[str, tuple[int, ...]]:

@@ -32,7 +32,7 @@ def tiled_head(
     if not is_plain(lm_head):
         raise ValueError(
             "a quantized lm_head cannot be computed by tiles; leave lm_head out of the "
-            "quantization, or set dllm.kernels=torch (LLaDA2), VLLM_DLLM_NATIVE=1 (DiffusionGemma)"
+            "quantization, or set dllm.kernels=torch (masked models)"
         )
     own = lm_head.shard_indices
     first, end = own.org_vocab_start_index, own.org_vocab_end_index
@@ -40,8 +40,12 @@ def tiled_head(
     weight = lm_head.weight[: max(0, end - first)]
     shard = None
     if get_tensor_model_parallel_world_size() > 1:
+
+        def gather(part: torch.Tensor) -> torch.Tensor:  # [...] of all ranks -> [ranks, ...]
+            return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)
+
         width = lm_head.num_embeddings_per_partition
-        shard = Shard(first, end, width, _gather, tensor_model_parallel_all_reduce)
+        shard = Shard(first, end, width, gather, tensor_model_parallel_all_reduce)
     return Head(
         logits_of(weight, first, soft_cap),
         vocabulary,
@@ -55,8 +59,3 @@ def tiled_head(
 def is_plain(lm_head: Any) -> bool:
     """Whether vLLM's head is a matrix that was not quantized."""
     return isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod)
-
-
-def _gather(part: torch.Tensor) -> torch.Tensor:
-    """Gather the tensors ``[...]`` of all ranks into one, ``[ranks, ...]``."""
-    return tensor_model_parallel_all_gather(part[None].contiguous(), dim=0)

@@ -29,11 +29,7 @@ _KNOWN_EXPERTS = (
 
 
 def load_reload(model: Any, weights: Weights) -> set[str]:
-    """Load any part of a checkpoint between the start and the end of one of vLLM's reloads.
-
-    Raises:
-        ValueError: a tensor is wrong, or no update is possible.
-    """
+    """Load any part of a checkpoint in one of vLLM's reloads; raises ValueError if it is wrong."""
     _refuse_wrong_updates(model)
     try:
         loaded: set[str] = model.load_verified(model.verified_weights(weights, whole=False))
@@ -46,10 +42,8 @@ def load_reload(model: Any, weights: Weights) -> set[str]:
 def load_bucket(model: Any, weights: Weights) -> set[str]:
     """Load any part of a checkpoint as worker extensions of trainers send it, without a reload.
 
-    All tensors are verified before the first is written, and packed layers are packed again.
-
-    Raises:
-        ValueError: a tensor is wrong, its layer's layout is not known, or no update is possible.
+    All tensors are verified before the first is written, and packed layers are packed again. Raises
+    ValueError if a tensor is wrong, its layer's layout is not known, or no update is possible.
     """
     _refuse_wrong_updates(model)
     bucket = list(weights)

@@ -42,11 +42,7 @@ class VerifiedWeights:
     _has_weights = False
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """Build the layers, quantized as the checkpoint's library would read its configuration.
-
-        Raises:
-            ValueError: layers that vLLM fuses have different schemes.
-        """
+        """Build the layers, quantized as the checkpoint's library would read its configuration."""
         if vllm_config.quant_config is not None:
             from vllm_dllm.checkpoints.quantized import choose_as_written
 
@@ -128,8 +124,7 @@ class VerifiedWeights:
     def load_weights(self, weights: Weights) -> set[str]:
         """Load a checkpoint, or later an update, which may be partial; see `checkpoints.updates`.
 
-        Raises:
-            ValueError: a tensor is wrong, or missing at the start; the message names it.
+        Raises ValueError, which names a tensor that is wrong, or missing at the start.
         """
         # An engine that started with dummy weights gets all of them as a reload.
         reloads = get_layerwise_info(cast(torch.nn.Module, self)).kernel_tensors is not None
@@ -160,9 +155,9 @@ def verified(
 
     Args:
         weights: the tensors of a checkpoint by their names in its files, see also `saved_names`.
-        expected: all tensors that the checkpoint must have, by name.
+        expected: all tensors that the checkpoint must have, by the name from `one_name`.
         architecture: the model's name for error messages.
-        one_name: see `VerifiedWeights.one_name`; these are the names of `expected`.
+        one_name: see `VerifiedWeights.one_name`.
         beside: tensors whose names match may exist in addition, and are passed on unchecked.
         whole: whether all expected tensors must come.
 

@@ -15,7 +15,7 @@ def run() -> int:
     print(f"vllm-dllm      {__version__}")
     version = versions.vllm_version() or "not installed"
     print(f"vllm           {version} (supported: {versions.supported_versions()})")
-    for release, how in versions.how_tested().items():
+    for release, how in versions.TESTED.items():
         print(f"  tested {release}  {how}")
     try:
         for name, value in _found_by_trying().items():
@@ -31,18 +31,11 @@ def _found_by_trying() -> dict[str, str]:
     """Go as far as ``vllm serve`` goes before it loads weights; return what is found, as text."""
     installation.load("ERROR")
 
+    import vllm._custom_ops  # noqa: F401
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 
     from vllm_dllm.families import registry
-
-    if current_platform.is_unspecified():
-        raise installation.NotUsableError("vLLM found no platform (no GPU, and not a CPU build)")
-    if not HAS_TRITON and not current_platform.is_cpu():
-        raise installation.NotUsableError(
-            "Model Runner V2 needs Triton, which vLLM could not use here"
-        )
-    import vllm._custom_ops  # noqa: F401
 
     show_config.explain([str(TINY / "tiny-llada2"), "--enforce-eager"])
     without_triton = "torch (no Triton here: dllm.kernels=triton and attention CUSTOM are refused)"
@@ -50,7 +43,7 @@ def _found_by_trying() -> dict[str, str]:
         "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
         "bridged": _bridged(),
         "kernels": "torch, triton; attention CUSTOM" if HAS_TRITON else without_triton,
-        "architectures": ", ".join(registry.served_architectures()),
+        "architectures": ", ".join(registry.architectures()),
     }
 
 

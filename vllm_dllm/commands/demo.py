@@ -7,12 +7,10 @@ sums, lists and copies. It ships with the package.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
 from vllm_dllm.commands.local_server import (
     SERVED_NAME,
-    ServerError,
     model_help,
     read_counter,
     serve,
@@ -31,20 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=96)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
-    try:
-        with serve(args.model) as url:
-            for prompt in args.prompt or PROMPTS:
-                chat(url, prompt, args.max_tokens)
-        print("server stopped")
-        return 0
-    except KeyboardInterrupt:
-        print("\ninterrupted; server stopped")
-        return 130
-    except ServerError as error:
-        print(error, file=sys.stderr)
-        return 1
+def run(args: argparse.Namespace) -> None:
+    """Run the command; raises `ServerError`."""
+    with serve(args.model) as url:
+        for prompt in args.prompt or PROMPTS:
+            chat(url, prompt, args.max_tokens)
 
 
 def chat(url: str, prompt: str, max_tokens: int) -> None:

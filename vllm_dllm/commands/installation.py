@@ -58,13 +58,7 @@ def load(log_level: str) -> None:
     """Import vLLM and load all plugins in this process, as the command ``vllm`` does.
 
     vLLM is imported before this package's plugin has a chance to help, so that whatever keeps the
-    command ``vllm`` from starting is found.
-
-    Args:
-        log_level: of vLLM's log, which goes to stderr; ``VLLM_LOGGING_LEVEL`` overrides it.
-
-    Raises:
-        NotUsableError: this installation cannot serve.
+    command ``vllm`` from starting is found, and raised as `NotUsableError`.
     """
     problem = versions.version_problem() or _entry_point_problem() or _cpu_build_problem()
     if problem is not None:

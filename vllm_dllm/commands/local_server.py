@@ -38,16 +38,11 @@ def model_help() -> str:
 
 
 @contextlib.contextmanager
-def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
+def serve(model: str, *flags: str) -> Iterator[str]:
     """Yield a running server's address; the server ends with the block.
 
-    Args:
-        model: name or path of a model, or the name of one in `TINY`.
-        flags: more flags of ``vllm serve``.
-        max_num_seqs: requests that run at a time.
-
-    Raises:
-        ServerError: the server does not start; the message has the end of its log.
+    `model` may also be the name of one in `TINY`. Raises `ServerError` with the end of the log if
+    the server does not start.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -56,7 +51,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
     command = [
         *(str(Path(sys.executable).with_name("vllm")), "serve", model),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", SERVED_NAME),
-        *("--max-model-len", "1024", "--max-num-seqs", str(max_num_seqs), "--enforce-eager"),
+        *("--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"),
         *flags,
     ]
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -74,6 +69,7 @@ def serve(model: str, *flags: str, max_num_seqs: int = 8) -> Iterator[str]:
                 yield f"http://127.0.0.1:{port}"
             finally:
                 stop(process)
+                print("server stopped")
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -13,11 +13,7 @@ Row = dict[str, Any]
 
 
 def read_prompts(path: Path, *taken: str) -> list[Row]:
-    """The lines of a file, none with a name that is `taken`; blank lines do not count.
-
-    Raises:
-        ValueError: names the line, and what is wrong with it.
-    """
+    """The lines of a file but for blank ones; raises ValueError, also for `taken` names."""
     rows = []
     # Only this ends a line: JSON may hold all other ends of lines that Python knows.
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):

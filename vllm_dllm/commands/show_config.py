@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Print the settings that a server would have with the arguments of ``vllm serve``.
-
-    Returns:
-        The exit status: 1, with the reason on stderr, if the server would refuse them.
-    """
+    """Print the settings of ``vllm serve`` with these arguments; returns 1 if it refuses them."""
     try:
         installation.load("WARNING")
         lines = explain(arguments)
@@ -38,8 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 def explain(arguments: Sequence[str]) -> list[tuple[str, str, str]]:
     """For each setting its name, its value and its source; plugins must be loaded already.
 
-    Raises:
-        ValueError: the model is not ours, or the server would refuse a setting.
+    Raises ValueError if the model is not ours, or a server would refuse a setting.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext

@@ -69,17 +69,14 @@ class Family(ABC):
         """Complete vLLM's configuration for the model; ends with `served.configure_engine`.
 
         vLLM calls this once for each engine configuration, before anything is allocated. For masked
-        models it also sets ``hf_config.mask_token_id``.
-
-        Raises:
-            ValueError: an option cannot work; the message names it and the remedy.
+        models it also sets ``hf_config.mask_token_id``. Raises ValueError, which names an option
+        that cannot work and the remedy.
         """
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """The decoding settings in the generation config, by name; other fields are ignored.
 
-        Raises:
-            SettingsError: a field is missing or out of range.
+        Raises `SettingsError` if a field is missing or out of range.
         """
         return generation_config
 

@@ -3,6 +3,7 @@
 Silently ignoring a field may change a model's answers.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -135,8 +136,7 @@ def source_of(name: str, overrides: Mapping[str, Any]) -> str:
 def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
     """L as given by ``--diffusion-config``, else by the checkpoint under any name, else `usual`.
 
-    Raises:
-        SettingsError: there is none, or the checkpoint states two, or one out of range.
+    Raises `SettingsError` if there is none, or the checkpoint states two, or one out of range.
     """
     diffusion, model = vllm_config.diffusion_config, vllm_config.model_config
     if diffusion is not None and diffusion.canvas_length:
@@ -169,18 +169,12 @@ def check_fields(
     ignored: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]],
 ) -> None:
     """Warn about each field that is ignored; `ignored` is as `Fields.ignored`, and may raise."""
-    overrides = hf_overrides(model_config)
-    names = ignored(stated_fields(model_config), overrides)
-    given = [name for name in names if source_of(name, overrides) == "--hf-overrides"]
-    stated = [name for name in names if name not in given]
-    if stated:
-        are, them = ("is", "it") if len(stated) == 1 else ("are", "them")
+    overrides, by_source = hf_overrides(model_config), defaultdict[str, list[str]](list)
+    for name in ignored(stated_fields(model_config), overrides):
+        by_source[source_of(name, overrides)].append(name)
+    for source, names in by_source.items():
         logger.warning(
-            f"dllm: config.json of {model_config.model}: {listed(stated)} {are} ignored; if the "
-            f"model needs {them}, its answers are wrong"
-        )
-    if given:
-        logger.warning(
-            f"dllm: --hf-overrides: {listed(given)} {'has' if len(given) == 1 else 'have'} no "
-            "effect; remove it (settings of decoding belong in --additional-config)"
+            f"dllm: {source} of {model_config.model}: fields without effect: {listed(names)}; if "
+            "the model needs them, its answers are wrong (settings of decoding belong in "
+            "--additional-config)"
         )

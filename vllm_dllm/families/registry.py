@@ -10,7 +10,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from vllm_dllm.families.base import Family
-from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,14 +17,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.dllm")
 
 ENTRY_POINTS = "vllm_dllm.families"
-GEMMA = "DiffusionGemmaForBlockDiffusion"
 _SHARED = "transformers_models"
 # For each architecture, the module of its family in this folder, the family's class there, and the
 # module of the model's class, which is called like the architecture.
 OURS = {
     "LLaDA2MoeModelLM": ("llada2.family", "LLaDA2", "llada2.model"),
     "LLaDA22MoeModelLM": ("llada2_2.family", "LLaDA22", "llada2_2.model"),
-    GEMMA: ("diffusion_gemma.family", "DiffusionGemma", "diffusion_gemma.model"),
+    "DiffusionGemmaForBlockDiffusion": (
+        "diffusion_gemma.family",
+        "DiffusionGemma",
+        "diffusion_gemma.model",
+    ),
     "SDARForCausalLM": ("sdar", "SDAR", _SHARED),
     "SDARMoeForCausalLM": ("sdar", "SDARMoe", _SHARED),
     "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder", _SHARED),
@@ -61,9 +63,7 @@ def installed() -> Mapping[str, Family]:
     """The families of other packages, by architecture.
 
     A package whose family cannot be loaded is skipped with a warning: the others still serve.
-
-    Raises:
-        ValueError: two families claim an architecture.
+    Raises ValueError if two families claim an architecture.
     """
     found: dict[str, Family] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -91,17 +91,8 @@ def model_class(architecture: str) -> str:
 
 
 def architectures() -> tuple[str, ...]:
-    """The architectures of all families."""
+    """The architectures that this package serves in this environment."""
     return (*OURS, *installed())
-
-
-def served_architectures() -> tuple[str, ...]:
-    """The architectures that this package serves in this environment.
-
-    ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
-    """
-    left = GEMMA if native_gemma() else None
-    return tuple(each for each in architectures() if each != left)
 
 
 def family_of(vllm_config: VllmConfig) -> Family:

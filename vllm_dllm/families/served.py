@@ -32,15 +32,8 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
     """Decide how a model is served, once its canvas length is known, and configure vLLM.
 
     Sets the scheduler, the attention backend, the sizes of CUDA graphs, how many draft tokens a
-    step has, and ``model_config.dllm``.
-
-    Args:
-        vllm_config: vLLM's configuration, with the canvas length in ``diffusion_config``.
-        family: the model's family.
-        layers: the different shapes of the model's attention layers.
-
-    Raises:
-        ValueError: an option, a setting or a field of the checkpoint cannot work; names it.
+    step has, and ``model_config.dllm``. `layers` has the different shapes of attention layers.
+    Raises ValueError, which names an option, a setting or a field that cannot work.
     """
     refuse_unsupported(vllm_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
@@ -130,11 +123,8 @@ def generation_settings(
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
     """The decoding settings of the generation config, as `Served.checkpoint` and `.elsewhere`.
 
-    ``--generation-config vllm`` affects only the sampling parameters of requests.
-
-    Raises:
-        SettingsError: a field is missing or out of range, or has no effect as an override; or the
-            file is not a JSON object.
+    ``--generation-config vllm`` affects only the sampling parameters of requests. Raises
+    `SettingsError` if a field is missing or has no effect, or the file is not a JSON object.
     """
     model = vllm_config.model_config
     override = model.override_generation_config

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
+    from vllm.exceptions import VLLMValidationError
+
     from vllm_dllm.frontend.http_request import HttpRequest
 
 # The attribute of vLLM's input processor that holds the `FrontEnd` of a diffusion model.
@@ -22,15 +24,20 @@ def called(name: str) -> str:
     return name if http is None else http.called(name)
 
 
-def refuse_beam_search() -> NoReturn:
-    """Refuse a beam search."""
+def refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:
+    """The error, status 400 over HTTP, about a parameter: its name, and what follows that."""
     from vllm.exceptions import VLLMValidationError
 
-    raise VLLMValidationError(
-        "use_beam_search (LLM.beam_search) is not supported with diffusion models: it compares "
-        "the beginnings of texts, and a canvas is not written from its beginning; remove it, and "
-        "ask for several answers with n.",
-        parameter="use_beam_search",
+    return VLLMValidationError(f"{name} {sentence}.", parameter=name, value=value)
+
+
+def refuse_beam_search() -> NoReturn:
+    """Refuse a beam search."""
+    raise refused(
+        "use_beam_search",
+        "(LLM.beam_search) is not supported with diffusion models: it compares the beginnings of "
+        "texts, and a canvas is not written from its beginning; remove it, and ask for several "
+        "answers with n",
     )
 
 

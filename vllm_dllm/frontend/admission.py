@@ -14,7 +14,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import called
+from vllm_dllm.frontend import called, refused
 from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
 from vllm_dllm.settings.resolution import GREEDY_EPSILON, ResolvedRequest, Served, StepDetails
 
@@ -55,11 +55,10 @@ class AdmittedParams(SamplingParams):
 def validate_bad_words(params: SamplingParams) -> None:
     """Refuse bad words that the tokenizer has turned into several ids."""
     if any(len(word) > 1 for word in params.bad_words_token_ids or ()):
-        raise VLLMValidationError(
-            "bad_words is not supported with diffusion models for words of several tokens: "
-            "positions decided in the same step cannot see each other; only words of one token "
-            "can be ruled out.",
-            parameter="bad_words",
+        raise refused(
+            "bad_words",
+            "is not supported with diffusion models for words of several tokens: positions decided "
+            "in the same step cannot see each other; only words of one token can be ruled out",
         )
 
 
@@ -71,25 +70,21 @@ def validate_numbers(params: SamplingParams) -> None:
         numbers[f"repetition_detection.{field.name}"] = getattr(repetition, field.name)
     for name, value in numbers.items():
         if isinstance(value, int) and not LEAST_INT64 <= value <= MOST_INT64:
-            raise _refused(name, f"must fit 64 bits, got {shown(value)}")
+            raise refused(name, f"must fit 64 bits, got {shown(value)}")
     if params.seed is not None and params.seed + params.n - 1 > MOST_INT64:
         # vLLM seeds the i-th of n samples with the seed plus i.
-        raise _refused(
+        raise refused(
             "seed", f"plus n - 1 must be at most 2**63 - 1, got seed={params.seed}, n={params.n}"
         )
     for token, bias in (params.logit_bias or {}).items():
         if not abs(bias) <= MAX_FLOAT32 and bias != -math.inf:
-            raise _refused("logit_bias", f"of token {token} must fit a float32, got {bias}")
+            raise refused("logit_bias", f"of token {token} must fit a float32, got {bias}")
     if not LEAST_PENALTY <= params.repetition_penalty <= MOST_PENALTY:
-        raise _refused(
+        raise refused(
             "repetition_penalty",
             f"must be from {LEAST_PENALTY} to {MOST_PENALTY}, got {params.repetition_penalty}",
             params.repetition_penalty,
         )
-
-
-def _refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:
-    return VLLMValidationError(f"{name} {sentence}.", parameter=name, value=value)
 
 
 def refuse_contradictions(
@@ -136,8 +131,8 @@ def validate_sampling_params(
     for any model, because the most likely token always survives them.
 
     Args:
-        params: the request's parameters, which are not changed but for a constraint that yields.
-        served: the model's settings, and what a request may choose.
+        params: not changed but for a constraint that yields.
+        served: what a request may choose.
         own_maximum: whether the request itself sets its maximum number of output tokens (vLLM's
             HTTP server adds one).
         details: what the server wants to know about the request's steps.
@@ -153,10 +148,9 @@ def validate_sampling_params(
             )
     validate_numbers(params)
     if served.mask_token is not None and params.allowed_token_ids == [served.mask_token]:
-        raise VLLMValidationError(
-            "allowed_token_ids allows nothing but the mask token, which is never generated; allow "
-            "other tokens.",
-            parameter="allowed_token_ids",
+        raise refused(
+            "allowed_token_ids",
+            "allows nothing but the mask token, which is never generated; allow other tokens",
         )
     try:
         options: Mapping[str, Any] = {}

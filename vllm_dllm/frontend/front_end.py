@@ -13,10 +13,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import Prompt, current
+from vllm_dllm.frontend import Prompt, current, refused
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
@@ -57,11 +56,8 @@ class FrontEnd:
     async def admit(self, params: Any, prompt: Prompt) -> Any:
         """Wait for a request's constraint; returns the parameters to continue with.
 
-        The constraint is compiled in another process while other requests are served.
-
-        Raises:
-            VLLMValidationError: an option or the constraint is refused.
-            ConstraintsBusyError: other constraints kept it from being compiled.
+        The constraint is compiled in another process while other requests are served. Raises
+        VLLMValidationError for a refusal, and ConstraintsBusyError as `StructuredOutput.submit`.
         """
         if not isinstance(params, SamplingParams):
             return params
@@ -74,10 +70,8 @@ class FrontEnd:
         """Make the engine's request, with a constraint's automaton in place of vLLM's grammar.
 
         Offline, this waits for the automaton; no event loop is blocked. Errors are as for `admit`.
-
-        Args:
-            make: makes vLLM's engine request from parameters.
-            params: the user's parameters, which are not changed, or what `admit` has returned.
+        `make` makes vLLM's request from parameters. `params` are the user's, which are not changed,
+        or what `admit` has returned.
         """
         if not isinstance(params, SamplingParams):
             return make(params)
@@ -96,12 +90,6 @@ class FrontEnd:
             automaton = self.structured.submit(prepared, resolved.constraint_depth, prompt)
             self.structured.attach(automaton, final, resolved.constraint_tokens)
         return request
-
-    @staticmethod
-    def is_traced(request: Any) -> bool:
-        """Whether records of the steps of the engine's request will arrive."""
-        params = request.sampling_params
-        return params is not None and bool(params.extra_args[RESOLVED].step_details)
 
     def _prepare(self, params: SamplingParams) -> tuple[AdmittedParams, ResolvedRequest]:
         """A validated copy of a request's parameters, with its final constraint; its options."""
@@ -137,9 +125,9 @@ class FrontEnd:
         room = self._config.model_config.max_model_len - prompt_length
         params.max_tokens = min(params.max_tokens, room)
         if params.min_tokens > params.max_tokens:
-            raise VLLMValidationError(
-                f"min_tokens must be at most {params.max_tokens}, which is what the context leaves "
-                f"after {prompt_length} prompt tokens, got {params.min_tokens}.",
-                parameter="min_tokens",
-                value=params.min_tokens,
+            raise refused(
+                "min_tokens",
+                f"must be at most {params.max_tokens}, which is what the context leaves after "
+                f"{prompt_length} prompt tokens, got {params.min_tokens}",
+                params.min_tokens,
             )

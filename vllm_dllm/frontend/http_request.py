@@ -10,7 +10,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationEr
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vllm_dllm.frontend import current, refuse_beam_search
+from vllm_dllm.frontend import current, refuse_beam_search, refused
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
 from vllm_dllm.settings.server import SETTINGS_KEY
@@ -28,6 +28,8 @@ _NAMES = {
     "/v1/messages": {"thinking_token_budget": "thinking", "format": "output_config.format"},
     "/v1/responses": {"logprobs": "include", "format": "text.format"},
 }
+# What `constraining_field` calls the tools of which one is strict.
+STRICT = "tools.strict"
 # The last parts of the paths of endpoints whose answers have choices, and so a place for traces.
 _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 
@@ -117,7 +119,7 @@ class Endpoints:
         if known(request, "tools"):
             from vllm_dllm.frontend.tool_calls import asks_for_calls
 
-            http.asks_for_calls = asks_for_calls(request)
+            http.asks_for_calls = asks_for_calls(request, http.constrained_by)
         http.request = request
 
     def refuse_misplaced(self, fields: Mapping[str, Any]) -> None:
@@ -175,7 +177,7 @@ def constraining_field(request: Any, path: str) -> str:
         return _NAMES.get(path, {}).get("format", "response_format")
     strict = (getattr(getattr(tool, "function", tool), "strict", False) for tool in tools)
     asks = choice == "auto" and getattr(request, "structured_outputs", None) is None
-    return "tools.strict" if asks and any(strict) else ""
+    return STRICT if asks and any(strict) else ""
 
 
 def asks_for_traces(request: Any, path: str) -> bool:
@@ -186,15 +188,15 @@ def asks_for_traces(request: Any, path: str) -> bool:
     if not asked:
         return False
     if not path.endswith(_WITH_CHOICES):
-        raise VLLMValidationError(
-            f"{asked[0]} has no effect at this endpoint, whose answers have no place for it; use "
-            "/v1/chat/completions or /v1/completions.",
-            parameter=asked[0],
+        raise refused(
+            asked[0],
+            "has no effect at this endpoint, whose answers have no place for it; use "
+            "/v1/chat/completions or /v1/completions",
         )
     if request.stream:
-        raise VLLMValidationError(
-            f"{asked[0]} is not supported with stream, because it comes with a whole answer; send "
-            '"stream": false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage).',
-            parameter=asked[0],
+        raise refused(
+            asked[0],
+            'is not supported with stream, because it comes with a whole answer; send "stream": '
+            "false, or watch the server (--middleware vllm_dllm.viewer.live.LivePage)",
         )
     return True

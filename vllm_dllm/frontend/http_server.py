@@ -3,8 +3,7 @@
 VLLM begins a streamed answer, with status 200, before it looks at the request's sampling
 parameters and its constraint. `StatusAfterAdmission` holds the beginning back until the engine has
 taken the request, so a refused request gets the same status and body with ``stream`` as without.
-It also adds to an answer the traces that its request asked for, and it gives status 400, where vLLM
-gives 500, to a LoRA adapter that the engine refuses.
+It also adds traces to answers, and turns status 500 of a LoRA adapter that is refused into 400.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ def incompatible_parameters(params: SamplingParams, end_tokens: Collection[int])
 def thought_after(prompt: Prompt, name: str, tokenizer: Any, may_be_all: bool) -> Thought | None:
     """The thought that the answer to a prompt begins with, or None; `name` is that of its parser.
 
-    Raises:
-        ConstraintError: the parser does not say where a thought ends.
+    Raises `ConstraintError` if the parser does not say where a thought ends.
     """
     if prompt.reasoning_ended:
         return None
@@ -158,17 +157,10 @@ class StructuredOutput:
     ) -> Future[CompiledConstraint]:
         """Start compiling the constraint of a request; returns a future for `attach`.
 
-        Equal constraints are compiled once, so this may be called again for the same request. Over
-        HTTP a constraint waits only for a while until others are compiled.
-
-        Args:
-            params: the request's parameters, which have passed `reconcile`.
-            depth: how deeply calls of the constraint's rules may nest; None for the usual number.
-            prompt: what the request answers; only that of its first call counts.
-
-        Raises:
-            VLLMValidationError: the request cannot be served.
-            ConstraintsBusyError: other constraints kept its own from being compiled.
+        Equal constraints are compiled once, so this may be called again for the same request; only
+        the prompt of the first call counts. Over HTTP a constraint waits only for a while until
+        others are compiled: `ConstraintsBusyError`. `depth` is how deeply calls of the constraint's
+        rules may nest; None for the usual number. Raises VLLMValidationError for the client.
         """
         http = current.get()
         try:
@@ -211,11 +203,8 @@ class StructuredOutput:
     ) -> None:
         """Wait for a request's automaton, and put it among the request's extra arguments.
 
-        Args:
-            future: the result of `submit`.
-            params: the final parameters of the request, whose ``max_tokens`` may be lowered.
-            most: the most tokens that may be generated, unless the shortest output takes more; None
-                for a request that sets ``max_tokens``. If that is too small, it is refused.
+        ``max_tokens`` is lowered to `most`, unless the shortest output takes more. `most` is None
+        for a request that sets ``max_tokens``, which is refused if that is too small.
         """
         automaton = _result(future)
         assert params.max_tokens is not None

@@ -21,6 +21,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
+from vllm_dllm.frontend import refused
+from vllm_dllm.frontend.http_request import STRICT
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
@@ -31,33 +33,26 @@ GEMMA_BEGIN = "<|tool_call>call:"
 GEMMA_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
-def asks_for_calls(request: Any) -> bool | None:
+def asks_for_calls(request: Any, constrained_by: str) -> bool | None:
     """Whether a request that only its optional tools constrain asks for this constraint.
 
-    Returns:
-        True if a tool is strict or the request sets an option of constraints; otherwise the server
-        has added the constraint. None for a request with a required call or a format of its own.
-
-    Raises:
-        VLLMValidationError: the request has a constraint next to a required call, by whose schema
-            vLLM would replace it.
+    It does if a tool is strict or it sets an option of constraints; otherwise the server has added
+    the constraint. None stands for a request with a required call or a format of its own. A
+    constraint next to a required call, by whose schema vLLM would replace it, is refused.
+    `constrained_by` is the field from `http_request.constraining_field`.
     """
     if request.structured_outputs is not None and _is_forced(request.tool_choice):
-        raise VLLMValidationError(
-            "structured_outputs and a required tool are two constraints on one answer; remove "
-            'structured_outputs, or send tool_choice "auto" or "none".',
-            parameter="structured_outputs",
+        raise refused(
+            "structured_outputs",
+            "and a required tool are two constraints on one answer; remove structured_outputs, or "
+            'send tool_choice "auto" or "none"',
         )
-    if request.tool_choice != "auto" or request.structured_outputs is not None:
-        return None
-    # The first field belongs to the Chat Completions API, the second to the Responses API.
-    form = getattr(request, "response_format", None)
-    form = form or getattr(getattr(request, "text", None), "format", None)
-    if form is not None and form.type != "text":
+    optional = request.tool_choice == "auto" and constrained_by in ("", STRICT)
+    if not optional or request.structured_outputs is not None:
         return None
     options = request.vllm_xargs or {}
     by_option = any(REQUEST_PREFIX + name in options for name in CONSTRAINT_OPTIONS)
-    return by_option or any(map(_is_strict, request.tools))
+    return by_option or constrained_by == STRICT
 
 
 def check_parser(name: str) -> None:
@@ -77,24 +72,23 @@ def constrained_calls(
 ) -> StructuredOutputsParams | None:
     """The constraint of an HTTP request with tools, given the one that vLLM made from it.
 
-    Raises:
-        VLLMValidationError: a call is required in a way for which vLLM makes no constraint, or the
-            name of a tool cannot be written in a call.
+    Refused are a call that is required in a way for which vLLM makes no constraint, and a tool
+    whose name cannot be written in a call.
     """
     tools, choice = request.tools, request.tool_choice
     if getattr(choice, "type", None) == "allowed_tools" and choice.mode == "required":
-        raise VLLMValidationError(
-            "tool_choice of type allowed_tools is not supported with diffusion models: send the "
-            'tools that are allowed, and "required".',
-            parameter="tool_choice",
+        raise refused(
+            "tool_choice",
+            "of type allowed_tools is not supported with diffusion models: send the tools that are "
+            'allowed, and "required"',
         )
     if _is_forced(choice) and not _comes_from_tools(structured, request):
         wanted = choice if isinstance(choice, str) else "of a named tool"
-        raise VLLMValidationError(
-            f"tool_choice {wanted} is not supported with diffusion models and this server's "
-            "--tool-call-parser: vLLM has no structural tag for it, so a call could neither be "
-            'required nor checked; send "auto", or serve with a parser such as hermes.',
-            parameter="tool_choice",
+        raise refused(
+            "tool_choice",
+            f"{wanted} is not supported with diffusion models and this server's --tool-call-parser:"
+            " vLLM has no structural tag for it, so a call could neither be required nor checked; "
+            'send "auto", or serve with a parser such as hermes',
         )
     if structured is None or structured.structural_tag is None:
         return structured

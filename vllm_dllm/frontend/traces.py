@@ -67,18 +67,6 @@ def add_traces(state: Any, completion: Any) -> None:
         state.queue.dllm_outputs = others | {completion.index: completion}
 
 
-def _fields(completion: Any) -> dict[str, Any]:
-    """The fields that vLLM's ``CompletionOutput`` adds to its choice, as plain values."""
-    fields: dict[str, Any] = {}
-    if hasattr(completion, "step_maps"):
-        fields["step_maps"] = completion.step_maps
-    if hasattr(completion, "diffusion_trace"):
-        fields["diffusion_trace"] = completion.diffusion_trace.as_json()
-    if hasattr(completion, "diffusion_replay"):
-        fields |= vars(completion.diffusion_replay)
-    return fields
-
-
 def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
     """Add to the choices of an HTTP answer, JSON, what its request asked for.
 
@@ -88,5 +76,11 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
     kept = [getattr(queue, "dllm_outputs", {}) for queue in queues]
     completions = [outputs[index] for outputs in kept for index in sorted(outputs)]
     for choice in answer.get("choices", ()):
-        choice.update(_fields(completions[choice["index"]]))
+        completion = completions[choice["index"]]
+        if hasattr(completion, "step_maps"):
+            choice["step_maps"] = completion.step_maps
+        if hasattr(completion, "diffusion_trace"):
+            choice["diffusion_trace"] = completion.diffusion_trace.as_json()
+        if hasattr(completion, "diffusion_replay"):
+            choice |= vars(completion.diffusion_replay)
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()

@@ -97,11 +97,9 @@ OF_SDAR: tuple[Row, ...] = (
 def cases_of(device: Device, fp8_cache: bool = False, old_compiler: bool = False) -> list[Case]:
     """The cases of a machine, a server's defaults first.
 
-    Args:
-        device: the device that attention runs on.
-        fp8_cache: whether the device has float8 keys and values, whatever the backend.
-        old_compiler: whether this PyTorch's compiler multiplies indices by constants of 64 bits in
-            32, so that compiled functions without Triton kernels of ours do not start on a GPU.
+    `fp8_cache` says whether the device has float8 keys and values, and `old_compiler` whether this
+    PyTorch's compiler multiplies indices by constants of 64 bits in 32, so that compiled functions
+    without Triton kernels of ours do not start on a GPU.
     """
     asked = [Case(family) for family in FAMILIES]
     if fp8_cache:

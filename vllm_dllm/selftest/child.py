@@ -60,18 +60,6 @@ def engine_options(case: Mapping[str, Any], model: str) -> dict[str, Any]:
     return options
 
 
-def sampling(params: Mapping[str, Any], *, stream: bool) -> Any:
-    """Convert the parameters of a golden file to vLLM's `SamplingParams`."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    given = dict(params)
-    if "structured_outputs" in given:
-        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
-    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**given, output_kind=kind)
-
-
 def serve(engine: Any, requests: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Submit all requests of a job to vLLM's engine at once.
 
@@ -79,11 +67,18 @@ def serve(engine: Any, requests: Sequence[Mapping[str, Any]]) -> dict[str, dict[
         By id, `tokens` (ids), `parts` (the number of pieces in which they were streamed) and
         `logprobs` (for each token the (id, logprob) pairs that were asked for, likeliest first).
     """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
     answers: dict[str, dict[str, Any]] = {
         request["id"]: {"tokens": [], "parts": 0, "logprobs": []} for request in requests
     }
     for request in requests:
-        params = sampling(request["params"], stream=request["stream"])
+        given = dict(request["params"])
+        if "structured_outputs" in given:
+            given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        kind = RequestOutputKind.DELTA if request["stream"] else RequestOutputKind.FINAL_ONLY
+        params = SamplingParams(**given, output_kind=kind)
         engine.add_request(request["id"], {"prompt_token_ids": request["prompt"]}, params)
     while engine.has_unfinished_requests():
         for output in engine.step():

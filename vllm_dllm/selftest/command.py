@@ -167,11 +167,7 @@ def examine(case: Case) -> dict[str, Any]:
 
 
 def run_job(job: Mapping[str, Any], seconds: float = CASE_SECONDS) -> dict[str, Any]:
-    """Run a job of `child` in a separate process, and return its answer.
-
-    Raises:
-        ChildError: it wrote none, or took longer than `seconds`.
-    """
+    """Run a job of `child` in a separate process; raises `ChildError` if it has no answer."""
     with tempfile.TemporaryDirectory(prefix="vllm-dllm-selftest-") as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps(job), "utf-8")

@@ -4,14 +4,11 @@ A golden file has requests with their float32 answers, and 200 problems with one
 ``scripts/selftest_golden.py`` makes it.
 
 In float32 each request's tokens must be equal, in a full batch and alone. In other dtypes kernels
-round differently. There at least the share `AGREEMENT` of the requests, whose answers were the same
-in float32, bfloat16 and float16 on a CPU without compilation, must have the same answer. The CPU's
-compiled bfloat16 gives 49 of 54, 46 of 47 and 52 of 54; at such a rate 0.7 is five standard
-deviations away. Float8 keys and values round more, so there only the accuracy decides.
-
-In each dtype the engine may answer at most the share `MARGIN` of the problems less often right than
-the reference does, which gets 182 to 192 of 200 right. For a faultless engine that answered each
-problem independently this would be 3.5 standard deviations of the difference or more.
+round differently, and at least the share `AGREEMENT` of the requests must have the same answer. The
+CPU's compiled bfloat16 gives 49 of 54, 46 of 47 and 52 of 54; at such a rate 0.7 is five standard
+deviations away. Float8 keys and values round more, so there only the accuracy decides: at most the
+share `MARGIN` of the problems less often right than the reference, which gets 182 to 192 of 200.
+For a faultless engine this would be 3.5 standard deviations of the difference or more.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ random weights, so nothing has to be downloaded. On a GPU its steps launch what
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from vllm_dllm.ops.statistics.head import Head, logits_of
 from vllm_dllm.settings.resolution import AUTOMATON, RESOLVED, ResolvedRequest, Served
 from vllm_dllm.settings.server import DllmSettings
 
+Event = tuple[str, float, float]  # a name, its beginning and its end in microseconds
 SEATS, POSITIONS, PROMPT = 64, 4096, 37
 REQUESTS = (1, 4, 16)
 WARM_STEPS, TIMED_STEPS = 4, 20
@@ -247,11 +249,11 @@ def _timed(model: BareModel, request: dict[str, Any], count: int) -> dict[str, f
     host, total = np.median(times[WARM_STEPS:], axis=0) * 1e3
     found = {"ms": round(float(total), 3), "host_ms": round(float(host), 3)}
     admit(0)
-    on_device = device_time(lambda: model.sampler(hidden, batch), 1)
-    if on_device is not None:
-        found["kernels"] = on_device.kernels
-        found["busy_ms"] = round(on_device.busy_ms, 3)
-        found["idle_ms"] = round(float(total) - on_device.busy_ms, 3)
+    events = device_events(lambda: model.sampler(hidden, batch))
+    if events is not None:
+        busy = busy_ms(events)
+        idle = round(float(total) - busy, 3)
+        found |= {"kernels": len(events), "busy_ms": round(busy, 3), "idle_ms": idle}
     return found
 
 
@@ -260,21 +262,8 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize()
 
 
-@dataclass(frozen=True)
-class DeviceTime:
-    """What a GPU does in a call, on average.
-
-    The profiler makes launches slower, so idle time is an unprofiled time minus `busy_ms`.
-    """
-
-    kernels: float  # and copies and fills
-    busy_ms: float  # in which at least one of them ran
-    longest: list[tuple[str, float, float]]  # the slowest in all: name, number and milliseconds
-    longest_gap_ms: float  # between two kernels, under the profiler
-
-
-def device_time(call: Callable[[], object], calls: int, longest: int = 0) -> DeviceTime | None:
-    """Profile calls of a function, and name its longest kernels; None without a CUDA device."""
+def device_events(call: Callable[[], object], calls: int = 1) -> list[Event] | None:
+    """What a GPU runs in calls of a function: kernels, copies, fills; None without CUDA."""
     if not torch.cuda.is_available():
         return None
     torch.cuda.synchronize()
@@ -282,29 +271,20 @@ def device_time(call: Callable[[], object], calls: int, longest: int = 0) -> Dev
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    events = [
+    return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in trace.events() or ()
         if event.device_type == DeviceType.CUDA and not event.is_user_annotation
     ]
-    return summary(events, calls, longest)
 
 
-def summary(events: Iterable[tuple[str, float, float]], calls: int, longest: int) -> DeviceTime:
-    """Reduce events, each with its name, its beginning and its end in microseconds."""
-    in_order = sorted(events, key=lambda event: event[1:])
-    busy, gap, until = 0.0, 0.0, in_order[0][1] if in_order else 0.0
-    by_name: dict[str, tuple[int, float]] = {}
-    for name, begin, end in in_order:
-        number, took = by_name.get(name, (0, 0.0))
-        by_name[name] = number + 1, took + end - begin
-        gap = max(gap, begin - until)
+def busy_ms(events: Iterable[Event]) -> float:
+    """How long at least one of the events lasts.
+
+    The profiler makes launches slower, so idle time is an unprofiled time minus this.
+    """
+    busy, until = 0.0, -math.inf
+    for _, begin, end in sorted(events, key=lambda event: event[1:]):
         busy += max(0.0, end - max(begin, until))
         until = max(until, end)
-    ranked = sorted(by_name.items(), key=lambda item: -item[1][1])[:longest]
-    return DeviceTime(
-        len(in_order) / calls,
-        busy / 1e3 / calls,
-        [(name, number / calls, took / 1e3 / calls) for name, (number, took) in ranked],
-        gap / 1e3,
-    )
+    return busy / 1e3

@@ -55,9 +55,8 @@ def parse_settings(
 ) -> DllmSettings:
     """Parse server settings from vLLM's ``additional_config``, ``{"dllm": {...}}``.
 
-    Raises:
-        SettingsError: a key is unknown or stands outside the section, or a value is out of range.
-            An unknown algorithm is reported before its settings.
+    Raises `SettingsError` if a key is unknown or stands outside the section, or a value is out of
+    range. An unknown algorithm is reported before its settings.
     """
     whole = additional_config if isinstance(additional_config, Mapping) else {}
     section = whole.get(SETTINGS_KEY)
@@ -97,11 +96,8 @@ def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, An
     """Parse the options in a request's ``vllm_xargs`` or ``SamplingParams.extra_args``.
 
     Keys without the prefix ``diffusion_`` are left to vLLM, unless they look like options. The
-    ranges of the algorithm's settings are checked where they are resolved.
-
-    Raises:
-        SettingsError: a key is unknown, an option lacks its prefix, or a value is out of range. An
-            algorithm that does not fit the model is reported before its settings.
+    ranges of the algorithm's settings are checked where they are resolved. Raises `SettingsError`;
+    an algorithm that does not fit the model is reported before its settings.
     """
     given = {
         name.removeprefix(REQUEST_PREFIX): value
@@ -116,7 +112,7 @@ def parse_options(extra_args: Mapping[str, Any], served: Served) -> dict[str, An
     if len(given) < len(extra_args) or given.keys() - parameters - OPTIONS.keys():
         from vllm_dllm.settings.unknown_names import refuse_options
 
-        refuse_options(extra_args, given, algorithm, served.accepts)
+        refuse_options(extra_args, algorithm)
     options = {n: value for n, value in given.items() if value is not None or n in parameters}
     for name, value in options.items():
         if name not in parameters:
@@ -166,12 +162,7 @@ def refuse_without_effect(
 ) -> None:
     """Refuse options that would have no effect in a request, or a wrong one.
 
-    Args:
-        options: the request's options.
-        decoding: how the request is decoded.
-        masked: whether the model is a masked one.
-        constrained: whether the request has a constraint.
-        own_maximum: whether the request itself sets ``max_tokens``.
+    `own_maximum` says whether the request itself sets ``max_tokens``.
     """
     for name in CONSTRAINT_OPTIONS:
         if name in options and not constrained:

@@ -168,10 +168,8 @@ class Served:
 
         The order of precedence is request, server, generation config, the algorithm's default. A
         preset's values count as given at the place that names the preset, but explicit values at
-        the same place override them. A family's own algorithm and preset are defaults.
-
-        Raises:
-            SettingsError: the algorithm does not fit the model, or a value is out of range.
+        the same place override them. A family's own algorithm and preset are defaults. Raises
+        `SettingsError` if the algorithm does not fit the model, or a value is out of range.
         """
         asked = options or {}
         chooser = REQUEST if "algorithm" in asked else SERVER

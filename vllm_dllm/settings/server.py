@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -28,17 +27,6 @@ UNDER_LOAD = {
     "to": Range(most=1.0),
     "at_requests": Range(least=2, whole=True),
 }
-
-
-def native_gemma() -> bool:
-    """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
-
-    This is an environment variable because models are registered before any option is read.
-    """
-    value = os.environ.get("VLLM_DLLM_NATIVE", "0")
-    if value not in ("", "0", "1"):
-        raise SettingsError(f"VLLM_DLLM_NATIVE must be 0 or 1, got {shown(value)}")
-    return value == "1"
 
 
 @dataclass(frozen=True)
@@ -152,9 +140,18 @@ class DllmSettings:
         if load is not None and not isinstance(load, ThresholdUnderLoad):
             object.__setattr__(self, "threshold_under_load", ThresholdUnderLoad.parse(load))
         for one in fields(self):
-            value, allowed = getattr(self, one.name), one.metadata.get("allowed")
-            if allowed is not None and (value is not None or one.default is not None):
-                _check(f"dllm.{one.name}", value, allowed)
+            called, value = f"dllm.{one.name}", getattr(self, one.name)
+            allowed: Allowed | None = one.metadata.get("allowed")
+            if allowed is None or (value is None and one.default is None):
+                continue
+            if isinstance(allowed, Range):
+                allowed.check(called, value)
+            elif isinstance(allowed, tuple) and value not in allowed:
+                raise SettingsError(
+                    f"{called} must be one of {', '.join(allowed)}, got {shown(value)}"
+                )
+            elif allowed is bool and not isinstance(value, bool):
+                raise SettingsError(f"{called} must be true or false, got {shown(value)}")
         if self.blocks_open_at is not None and self.blocks == 1:
             raise SettingsError(
                 "dllm.blocks_open_at has no effect with one block at a time; remove it, or set "
@@ -169,14 +166,3 @@ OF_REQUESTS: Mapping[str, Range] = {
     for one in fields(DllmSettings)
     if one.metadata.get("of_requests")
 }
-
-
-def _check(name: str, value: object, allowed: Allowed) -> None:
-    """Raise `SettingsError` unless the setting `name` takes the value."""
-    if isinstance(allowed, Range):
-        allowed.check(name, value)
-    elif isinstance(allowed, tuple):
-        if value not in allowed:
-            raise SettingsError(f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
-    elif not isinstance(value, bool):
-        raise SettingsError(f"{name} must be true or false, got {shown(value)}")

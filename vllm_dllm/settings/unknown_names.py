@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
-from vllm_dllm.decoding.names import MODELS, algorithm_names, algorithms, other_kind
+from vllm_dllm.decoding.names import algorithms
 from vllm_dllm.ranges import SettingsError, closest, cut, listed, nearest, shown
 from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (
@@ -72,33 +72,13 @@ def refuse_settings(
         else:
             continue
         raise SettingsError(f"--additional-config: {problem}")
-    known = NAMES | algorithm.config.ranges().keys()
-    usual = algorithm_names(algorithm.corruption, of_every_model=True)
-    elsewhere = _of_other_algorithms(algorithm, PREFIXES[SERVER], usual.__contains__)
-    for name in OPTIONS.keys() - NAMES:
-        elsewhere[name] = (
-            f"dllm.{name} is an option of requests; send {REQUEST_PREFIX}{name} in vllm_xargs"
-        )
-    for name in known:
-        elsewhere[REQUEST_PREFIX + name] = (
-            f"dllm.{REQUEST_PREFIX}{name}: only options of requests have the prefix; write {name!r}"
-        )
-    _refuse("dllm setting", section, known, elsewhere)
+    _refuse(section, algorithm, SERVER)
 
 
-def refuse_options(
-    extra_args: Mapping[str, object],
-    given: Iterable[str],
-    algorithm: Algorithm,
-    accepts: Callable[[str], bool],
-) -> None:
-    """Refuse extra arguments of a request that are meant for this package but not read by it.
+def refuse_options(extra_args: Mapping[Any, object], algorithm: Algorithm) -> None:
+    """Refuse extra arguments that are meant for this package but not read by it.
 
-    Args:
-        extra_args: the extra arguments of a request; vLLM and its extensions read others.
-        given: those that have our prefix, without it.
-        algorithm: the request's algorithm.
-        accepts: whether the server accepts another algorithm.
+    vLLM and its extensions read others.
     """
     options = option_names()
     for name in extra_args:
@@ -114,34 +94,43 @@ def refuse_options(
                 f"vllm_xargs: {shown(name)} is unknown and would be ignored; "
                 f"{_our_name(name, options, REQUEST_PREFIX)}"
             )
-    elsewhere = _of_other_algorithms(algorithm, PREFIXES[REQUEST], accepts)
-    for name in NAMES - OPTIONS.keys():
-        elsewhere[name] = (
+    ours = (name for name in extra_args if str(name).startswith(REQUEST_PREFIX))
+    _refuse(ours, algorithm, REQUEST)
+
+
+def _refuse(given: Iterable[Any], algorithm: Algorithm, source: str) -> None:
+    """Refuse the first name that the server, or a request, cannot set for this algorithm."""
+    kind, prefix, common = "dllm setting", "", NAMES
+    if source == REQUEST:
+        kind, prefix, common = "request option", REQUEST_PREFIX, frozenset(OPTIONS)
+    known = common | algorithm.config.ranges().keys()
+    for name in given:
+        bare = str(name).removeprefix(REQUEST_PREFIX)
+        if name == prefix + bare and bare in known:
+            continue
+        meant = closest(bare, known | NAMES | option_names())
+        if meant is None or meant in known:
+            raise SettingsError(f"unknown {kind} {shown(name)}; {nearest(bare, known, prefix)}")
+        unknown = "" if name == prefix + meant else f"unknown {kind} {shown(name)}: "
+        raise SettingsError(unknown + _place_of(meant, algorithm, PREFIXES[source]))
+
+
+def _place_of(name: str, algorithm: Algorithm, prefix: str) -> str:
+    """Say where a setting belongs that is known, but not where it was given."""
+    if name in OPTIONS.keys() - NAMES:
+        return f"dllm.{name} is an option of requests; send {REQUEST_PREFIX}{name} in vllm_xargs"
+    if name in NAMES:
+        return (
             f"{REQUEST_PREFIX}{name} is not an option of requests: the whole server has one value, "
             f"dllm.{name} of --additional-config"
         )
-    _refuse(
-        "request option",
-        (REQUEST_PREFIX + name for name in given),
-        {REQUEST_PREFIX + name for name in (*OPTIONS, *algorithm.config.ranges())},
-        {REQUEST_PREFIX + name: sentence for name, sentence in elsewhere.items()},
+    own = ", ".join(prefix + one for one in sorted(algorithm.config.ranges())) or "none"
+    alike = [one for one in algorithms(algorithm.corruption) if not (one.verifies or one.moves)]
+    owners = [one.name for one in alike if name in one.config.ranges()]
+    choice = f", or set {prefix}algorithm to {listed(owners, 'or')}" if owners else ""
+    return (
+        f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}; remove it{choice}"
     )
-
-
-def _refuse(
-    kind: str, given: Iterable[str], known: Collection[str], elsewhere: Mapping[str, str]
-) -> None:
-    """Refuse the first unknown name; `elsewhere` has a sentence for each that is known there."""
-    for name in given:
-        if name in known:
-            continue
-        if name in elsewhere:
-            raise SettingsError(elsewhere[name])
-        text = name if isinstance(name, str) else ""
-        meant = closest(text, [*known, *elsewhere])
-        sentence = None if meant is None else elsewhere.get(meant)
-        hint = f"; {nearest(text, known)}" if sentence is None else f": {sentence}"
-        raise SettingsError(f"unknown {kind} {shown(name)}{hint}")
 
 
 def _our_name(name: str, known: Collection[str], prefix: str) -> str:
@@ -158,30 +147,6 @@ def _our_name(name: str, known: Collection[str], prefix: str) -> str:
     return nearest(bare, known, prefix)
 
 
-def _of_other_algorithms(
-    algorithm: Algorithm, prefix: str, accepts: Callable[[str], bool]
-) -> dict[str, str]:
-    """The settings that only other algorithms have, each with the sentence that refuses it."""
-    ranges, other = algorithm.config.ranges(), other_kind(algorithm.corruption)
-    own = ", ".join(prefix + known for known in sorted(ranges)) or "none"
-
-    def owners(name: str, corruption: Corruption) -> list[str]:
-        return [a.name for a in algorithms(corruption) if name in a.config.ranges()]
-
-    sentences = {}
-    for name in parameter_names() - ranges.keys():
-        sentence = (
-            f"{prefix}{name} is not a setting of {algorithm.name}, which has {own}; remove it"
-        )
-        alike, foreign = owners(name, algorithm.corruption), owners(name, other)
-        if chosen := [one for one in alike if accepts(one)]:
-            sentence += f", or set {prefix}algorithm to {listed(chosen, 'or')}"
-        elif not alike:
-            sentence += f", because it belongs to {listed(foreign)}, for {MODELS[other]}"
-        sentences[name] = sentence
-    return sentences
-
-
 def parameter_names(*kinds: Corruption) -> set[str]:
     """The names of the settings of all algorithms for these kinds of models; of all by default."""
     kinds = kinds or ("mask", "uniform")
@@ -195,25 +160,23 @@ def option_names() -> set[str]:
 
 def refuse_overrides(override: Mapping[str, Any], own: Corruption) -> None:
     """Refuse what ``--override-generation-config`` says about decoding without effect."""
-    other = other_kind(own)
-    parameters, foreign = parameter_names(own), parameter_names(other)
+    parameters = parameter_names(own)
     stated = SAMPLER_FIELDS if own == "uniform" else parameters
     for name, value in override.items():
+        if name in stated:
+            continue
+        option, content = "--additional-config", {SETTINGS_KEY: {name: value}}
         if name in LENGTHS:
-            length = json.dumps({"canvas_length": value})
+            option, content = "--diffusion-config", {"canvas_length": value}
+        if name in {*LENGTHS, *NAMES, *parameters}:
             raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use --diffusion-config "
-                f"'{length}'"
+                f"{OVERRIDE}: {name} is not read from a generation config; use {option} "
+                f"'{_as_json(content)}'"
             )
-        if name in NAMES | parameters and name not in stated:
+        if name in parameter_names() or (name == SAMPLER and own != "uniform"):
             raise SettingsError(
-                f"{OVERRIDE}: {name} is not read from a generation config; use "
-                f"--additional-config '{_as_json({SETTINGS_KEY: {name: value}})}'"
-            )
-        if (name in foreign and name not in parameters) or (name == SAMPLER and own != "uniform"):
-            raise SettingsError(
-                f"{OVERRIDE}: {name} is not a setting of this model, but of {MODELS[other]}; "
-                "remove it (--additional-config has this model's settings)"
+                f"{OVERRIDE}: {name} is not a setting of this model; remove it "
+                "(--additional-config has this model's settings)"
             )
     sampler = override.get(SAMPLER, {})
     if not isinstance(sampler, Mapping):

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-# The package that reads the files of a load format, where vLLM's loader does not name it.
-LOADERS = {
-    "fastsafetensors": "fastsafetensors",
-    "runai_streamer": "runai-model-streamer",
-    "runai_streamer_sharded": "runai-model-streamer",
-    "tensorizer": "tensorizer",
-}
 
 # The places in vLLM's configuration of arguments that are refused whenever they are set, and why.
 _BY_TOKEN = "it is for models that are read token by token"
@@ -67,8 +58,6 @@ def _special_cases(vllm_config: VllmConfig) -> dict[str, Any]:
 
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     grammars = vllm_config.structured_outputs_config.backend
-    load_format = str(vllm_config.load_config.load_format)
-    package = LOADERS.get(load_format, "")
     return {
         "VLLM_USE_V2_MODEL_RUNNER=0: diffusion models need Model Runner V2; unset it": (
             envs.VLLM_USE_V2_MODEL_RUNNER is False
@@ -99,10 +88,6 @@ def _special_cases(vllm_config: VllmConfig) -> dict[str, Any]:
         "--enable-expert-parallel: on the CPU vLLM's experts cannot be spread over ranks, because "
         "their kernel takes no map of experts and would crash; remove it (each rank then has a "
         "part of every expert)": cannot_be_spread(vllm_config),
-        f"--load-format {load_format}: the package {package} is missing; install it with "
-        f"`pip install {package}`": (
-            package and importlib.util.find_spec(package.replace("-", "_")) is None
-        ),
         f"--runner {model.runner_type}: a block-diffusion model fills canvases and has no "
         "pooler; serve it with --runner generate (or without --runner and --convert)": (
             model.runner_type != "generate"

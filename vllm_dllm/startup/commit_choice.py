@@ -1,14 +1,12 @@
 """Choose when a finished block's keys and values are written, and log the reason.
 
-There are three ways:
+There are three ways, with the same output:
 
 - *separate*: in a separate forward pass, after the block's last denoise step;
 - *granted*: in the pass of the next block's first denoise step, for which the scheduler grants 2 L
   tokens. It must know a step's outcome before it plans the next one;
 - *two blocks*: in every denoise step of the next block, which always reads 2 L tokens, so that a
   step may be in flight.
-
-The output is the same.
 """
 
 from __future__ import annotations
@@ -41,18 +39,19 @@ FREE_TOKENS_CPU = 32
 def choose_commits(
     vllm_config: VllmConfig, settings: DllmSettings, in_place: bool, length: int, shifted: bool
 ) -> str:
-    """Choose how blocks of `length` tokens are committed, and log the reason.
+    """Choose `SEPARATE`, `GRANTED` or `TWO_BLOCKS` for blocks of `length` tokens; log the reason.
 
     `in_place` says whether the model's commits and steps have the same mask and input; see also
-    `Family.shifted`.
-
-    Returns:
-        `SEPARATE`, `GRANTED` or `TWO_BLOCKS`.
-
-    Raises:
-        SettingsError: ``dllm.fused_commit=on`` is impossible; the message has the reason.
+    `Family.shifted`. Raises `SettingsError` if ``dllm.fused_commit=on`` is impossible.
     """
-    asynchronous, asked = _will_be_asynchronous(vllm_config), settings.fused_commit
+    from vllm.platforms import current_platform
+
+    # VLLM decides later whether a step will be in flight while the next one is scheduled. A few
+    # executors cannot do it; a window of two blocks is correct there as well.
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    if asynchronous is None:
+        asynchronous = not current_platform.is_cpu()
+    asked = settings.fused_commit
     window = 2 * length if asynchronous else 0
     obstacle = _obstacle(vllm_config, settings, in_place, window, shifted)
     if asked == "on" and obstacle is not None:
@@ -69,17 +68,6 @@ def choose_commits(
         way, reason = _by_cost(vllm_config, length)
     logger.info("dllm: blocks are committed %s (%s)", WORDS[way], reason)
     return way
-
-
-def _will_be_asynchronous(vllm_config: VllmConfig) -> bool:
-    """Whether a step will be in flight while the next one is scheduled, as vLLM decides later.
-
-    A few executors cannot do it; a window of two blocks is correct there as well.
-    """
-    from vllm.platforms import current_platform
-
-    asked = vllm_config.scheduler_config.async_scheduling
-    return not current_platform.is_cpu() if asked is None else bool(asked)
 
 
 def _obstacle(

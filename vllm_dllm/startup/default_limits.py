@@ -29,14 +29,12 @@ MIXED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 def set_defaults(
     args: Any, model_config: ModelConfig, given: tuple[bool, bool], self_conditioned: bool
 ) -> None:
-    """Adjust vLLM's *defaults* in its engine arguments so that canvases fit.
+    """Adjust vLLM's *defaults*, which are in `args`, so that canvases fit.
 
-    Args:
-        args: vLLM's ``EngineArgs``, with its defaults filled in.
-        model_config: the configuration of one of this package's models.
-        given: whether the user gave ``max_num_seqs`` and ``max_num_batched_tokens``.
-        self_conditioned: see `Family.self_conditioned`.
+    `given` says whether the user gave ``max_num_seqs`` and ``max_num_batched_tokens``.
     """
+    from vllm.platforms import current_platform
+
     chosen = (args.diffusion_config or {}).get("canvas_length")
     length = chosen or getattr(model_config.hf_config, "canvas_length", None)
     if length is None:
@@ -53,23 +51,15 @@ def set_defaults(
             f"canvas of {length} tokens for each request; set --max-num-seqs to choose"
         )
         args.max_num_seqs = most
-    if not given[1] and args.max_num_seqs * length > args.max_num_batched_tokens:
-        raise_budget(args, model_config, length)
-
-
-def raise_budget(args: Any, model_config: ModelConfig, length: int) -> None:
-    """Raise the token budget to one canvas per request, and keep the chunk size of prompts.
-
-    A chunk of the whole budget would make every canvas of the step wait.
-    """
-    from vllm.platforms import current_platform
-
     stock, needed = args.max_num_batched_tokens, args.max_num_seqs * length
+    if given[1] or needed <= stock:
+        return
     logger.info(
         f"dllm: max_num_batched_tokens raised from {stock} to {needed}, so that "
         f"{args.max_num_seqs} canvases of {length} tokens fit into one step"
     )
     args.max_num_batched_tokens = needed
+    # A prompt's chunk of the whole budget would make every canvas of the step wait.
     # vLLM refuses a threshold above the context length, which would have no effect anyway.
     limits_chunks = length <= stock < model_config.max_model_len
     if limits_chunks and not args.long_prefill_token_threshold and not current_platform.is_cpu():

@@ -1,8 +1,7 @@
 """Decide whether a connector may carry keys and values between engines, by one rule.
 
-1. Only keys and values of committed blocks leave or enter. A canvas that is still being denoised
-   never does, nor does the tail of a prompt inside a block, nor the last canvas of an answer, which
-   leaves without a commit.
+1. Only keys and values of committed blocks leave or enter: not those of a canvas that is being
+   denoised, of a prompt's tail inside a block, or of an answer's last canvas, without a commit.
 2. A loaded prefix ends on a boundary of both the model's blocks and vLLM's pages.
 3. What is saved is addressed by its tokens and by everything else that it depends on: the model,
    the block length, the window.

@@ -89,16 +89,12 @@ class LiveTraces:
             oldest.assembly = None
 
     def news(self, since: int) -> dict[str, Any]:
-        """Return the changes since an earlier call, as plain values.
+        """The changes since an earlier call whose ``now`` is `since` (0 for all), as plain values.
 
-        Args:
-            since: the ``now`` of the earlier call's news, or 0 for everything.
-
-        Returns:
-            ``run``; ``now``, the number of the last change that is included; ``more``, whether
-            there are later changes, for the next call; ``kept``, the numbers of all answers that
-            are kept; ``gone``, how many others there were; ``answers``, those in which anything but
-            blocks has changed; ``blocks``, each with its answer's number and its index in it.
+        They are ``run``; ``now``, the number of the last change that is included; ``more``, whether
+        there are later changes, for the next call; ``kept``, the numbers of all answers that are
+        kept; ``gone``, how many others there were; ``answers``, those in which anything but blocks
+        has changed; ``blocks``, each with its answer's number and its index in it.
         """
         self._refresh()
         changed = sorted(

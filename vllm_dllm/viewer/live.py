@@ -57,7 +57,7 @@ class LivePage:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """See ASGI."""
         if self._source is None:
-            self._source = Source(scope["app"].state)
+            self._source = Source(self._app, scope["app"].state)
         if scope["type"] == "http":
             # This is how vLLM determines which of its paths need a key.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -75,10 +75,10 @@ def _json(status: HTTPStatus, content: dict[str, Any], **headers: str) -> Respon
 class Source:
     """The answers that the page of a server gets."""
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, app: App, state: Any) -> None:
         """Start tracing every request; `state` is that of vLLM's application."""
         keys = [key for key in (state.args.api_key or [envs.VLLM_API_KEY]) if key]
-        self._guard = AuthenticationMiddleware(_nothing, keys) if keys else None
+        self._guard = AuthenticationMiddleware(app, keys) if keys else None
         client = state.engine_client
         parallel = client.vllm_config.parallel_config
         front_end: Any = getattr(client.input_processor, FRONT_END, None)
@@ -137,7 +137,3 @@ class Source:
         cut = len(text) > NAME_CHARACTERS
         name = ("\u2026" if cut else "") + text[-NAME_CHARACTERS:]
         return name if state.parent_req is None else f"{name} (choice {state.request_index})"
-
-
-async def _nothing(scope: Scope, receive: Any, send: Any) -> None:
-    """The application behind vLLM's guard, which is used only to compare keys."""

@@ -30,6 +30,8 @@ STYLES = {
     Kind.BEFORE: "",
     Kind.EDITED: "bold black on yellow",
 }
+# A position of a block: its state, and its token's id (None if it is open).
+Cell = tuple[Kind, int | None]
 # Marks that distinguish the kinds where there are no colours.
 MARKS = {Kind.NOW: ("[", "]"), Kind.EDITED: ("{", "}")}
 OPEN = "\u2591"
@@ -50,13 +52,6 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-class Cell(NamedTuple):
-    """A position of a block: its state, and its token's id (None if it is open)."""
-
-    kind: Kind
-    token: int | None
-
-
 class Frame(NamedTuple):
     """A block after one of its passes."""
 
@@ -68,7 +63,7 @@ class Frame(NamedTuple):
     @property
     def decided(self) -> int:
         """The number of positions that the model has decided."""
-        return sum(cell.kind not in (Kind.OPEN, Kind.GIVEN) for cell in self.cells)
+        return sum(kind not in (Kind.OPEN, Kind.GIVEN) for kind, _ in self.cells)
 
 
 def frames(block: dict[str, Any]) -> Iterator[Frame]:
@@ -90,8 +85,8 @@ def frames(block: dict[str, Any]) -> Iterator[Frame]:
             else:
                 kinds[at] = Kind.NOW if tokens[at] is None else Kind.EDITED
             tokens[at] = token
-        cells = [Cell(*cell) for cell in zip(kinds, tokens, strict=True)]
-        yield Frame(each["kind"], each["step"], number, cells)
+        cells = zip(kinds, tokens, strict=True)
+        yield Frame(each["kind"], each["step"], number, list(cells))
 
 
 def _settled(kind: Kind) -> Kind:
@@ -104,28 +99,27 @@ class Screen:
     If the output is not a terminal, frames are printed one below the other.
     """
 
-    def __init__(self, console: Console, text_of: Callable[[int], str], every: int = 1) -> None:
-        """Draw on a console every n-th pass and the last one; `text_of` gives a token id's text."""
-        self.console, self.text_of, self.every = console, text_of, every
+    def __init__(self, console: Console, text_of: Callable[[int], str]) -> None:
+        """Draw on a console; `text_of` gives a token id's text."""
+        self.console, self.text_of = console, text_of
         self.passes = self.decided = 0
         self._above: list[Text] = []
 
     def show(self, number: int, block: dict[str, Any]) -> None:
         """Show the passes of a block; its number counts from 0."""
-        *others, last = frames(block)
-        kept = [*(frame for frame in others if frame.passes % self.every == 0), last]
+        every = list(frames(block))
         if self.console.is_terminal:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
-                for frame in kept:
+                for frame in every:
                     live.update(self._drawn(number, frame), refresh=True)
                     time.sleep(SECONDS)
         else:
-            for frame in kept:
+            for frame in every:
                 self.console.print(self._drawn(number, frame))
+        last = every[-1]
         self.passes += last.passes
         self.decided += last.decided
-        cells = (Cell(_settled(kind), token) for kind, token in last.cells)
-        self._above.append(self._line(cells))
+        self._above.append(self._line((_settled(kind), token) for kind, token in last.cells))
 
     def end(self) -> None:
         """Leave the whole answer on the screen, with its cost."""

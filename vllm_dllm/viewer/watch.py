@@ -6,12 +6,12 @@ The trace comes with the whole answer, which is then shown pass by pass, slowly 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
-import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_dllm.commands.local_server import SERVED_NAME, ServerError, model_help, post, serve
+from vllm_dllm.commands.local_server import SERVED_NAME, model_help, post, serve
 from vllm_dllm.viewer.page import answer_of, page
 
 
@@ -23,58 +23,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--url", help="of a running server, http://HOST:PORT; without it one is started")
     add("--max-tokens", type=int, default=96)
     add("--algorithm", help="the decoding algorithm; default: the server's")
-    add("--every", type=int, default=1, metavar="N", help="show every Nth pass")
     add("--no-color", action="store_true", help="mark what is new by brackets")
     add("--html", type=Path, metavar="FILE", help="write a page that shows the same")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
-    if args.every < 1:
-        print("vllm-dllm watch: --every must be at least 1", file=sys.stderr)
-        return 2
-    try:
-        if args.url is not None:
-            watch(args.url.rstrip("/"), args.model, args)
-        else:
-            with serve(args.model) as url:
-                watch(url, SERVED_NAME, args)
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (ServerError, OSError) as error:
-        print(f"vllm-dllm watch: {str(error).strip()}", file=sys.stderr)
-        return 1
-
-
-def watch(url: str, model: str, args: argparse.Namespace) -> None:
-    """Send the request, and show each block of the answer."""
+def run(args: argparse.Namespace) -> None:
+    """Send the request, and show each block of the answer; raises `ServerError`."""
     # Imported only here, so that other commands do not wait for it.
     from rich.console import Console
 
     from vllm_dllm.viewer.terminal import Screen
 
-    @functools.cache
-    def text_of(token: int) -> str:
-        answer = post(f"{url}/detokenize", {"model": model, "tokens": [token]})
-        return str(answer["prompt"])
+    with contextlib.nullcontext(args.url) if args.url else serve(args.model) as address:
+        url, model = address.rstrip("/"), args.model if args.url else SERVED_NAME
 
-    console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
-    screen = Screen(console, text_of, args.every)
-    options: dict[str, Any] = {"diffusion_trace": True}
-    if args.algorithm:
-        options["diffusion_algorithm"] = args.algorithm
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": args.prompt}],
-        "max_tokens": args.max_tokens,
-        "temperature": 0,
-        "vllm_xargs": options,
-    }
-    (choice,) = post(f"{url}/v1/chat/completions", body)["choices"]
-    trace: dict[str, Any] = choice["diffusion_trace"]
-    for number, block in enumerate(trace["blocks"]):
-        screen.show(number, block)
-    screen.end()
-    if args.html is not None:
-        args.html.write_text(page([answer_of(args.prompt, trace, text_of)]), encoding="ascii")
+        @functools.cache
+        def text_of(token: int) -> str:
+            answer = post(f"{url}/detokenize", {"model": model, "tokens": [token]})
+            return str(answer["prompt"])
+
+        console = Console(no_color=args.no_color, highlight=False, soft_wrap=False)
+        screen = Screen(console, text_of)
+        options: dict[str, Any] = {"diffusion_trace": True}
+        if args.algorithm:
+            options["diffusion_algorithm"] = args.algorithm
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": args.prompt}],
+            "max_tokens": args.max_tokens,
+            "temperature": 0,
+            "vllm_xargs": options,
+        }
+        (choice,) = post(f"{url}/v1/chat/completions", body)["choices"]
+        trace: dict[str, Any] = choice["diffusion_trace"]
+        for number, block in enumerate(trace["blocks"]):
+            screen.show(number, block)
+        screen.end()
+        if args.html is not None:
+            args.html.write_text(page([answer_of(args.prompt, trace, text_of)]), encoding="ascii")

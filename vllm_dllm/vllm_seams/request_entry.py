@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, Prompt, current, refuse_beam_search
+from vllm_dllm.settings.resolution import RESOLVED
 from vllm_dllm.vllm_seams.registration import is_ours, shut_executors_down
 from vllm_dllm.vllm_seams.wrapping import wrap
 
@@ -71,7 +72,8 @@ def _through_front_end(processor: Any, original: Callable[..., Any]) -> Callable
         request = front_end.process(
             lambda params: original(request_id, prompt, params, *args, **kwargs), params
         )
-        if front_end.is_traced(request):
+        made = request.sampling_params
+        if made is not None and made.extra_args[RESOLVED].step_details:
             from vllm_dllm.vllm_seams import outputs
 
             outputs.attach_traces()

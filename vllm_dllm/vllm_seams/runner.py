@@ -18,9 +18,8 @@ from vllm_dllm.vllm_seams.wrapping import wrap
 def report_preemptions() -> None:
     """Make vLLM's runner report to one of our model states which requests it preempts.
 
-    The runner calls ``remove_request`` for preempted and finished requests alike. So before those
-    calls it now calls ``preempt_requests(scheduler_output)`` of a model state that has it. It also
-    hands over its CUDA graphs, which it makes after the model state.
+    The runner calls ``remove_request`` for preempted and finished requests alike. It also hands
+    over its CUDA graphs, which it makes after the model state.
     """
     runner = sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner
     wrap(runner, "finish_requests", _name_preempted_requests)

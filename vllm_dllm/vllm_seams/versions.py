@@ -6,11 +6,12 @@ from importlib import metadata
 
 # How each supported release was tested. One is added once what CONTRIBUTING.md lists has passed.
 TESTED = {
-    (0, 32): "all tests, with the CPU build",
-    (0, 33): "all quick tests, with its Python files over the compiled operators of 0.32",
+    "0.32": "all tests, with the CPU build",
+    "0.33": "all quick tests, with its Python files over the compiled operators of 0.32",
 }
-MIN_VERSION = min(TESTED)
-BELOW_VERSION = (max(TESTED)[0], max(TESTED)[1] + 1)
+RELEASES = [tuple(map(int, release.split("."))) for release in TESTED]
+MIN_VERSION = min(RELEASES)
+BELOW_VERSION = (max(RELEASES)[0], max(RELEASES)[1] + 1)
 
 
 def vllm_version() -> str | None:
@@ -37,11 +38,6 @@ def version_problem() -> str | None:
     older = (major, minor) < MIN_VERSION
     reason = "its model states and schedulers lack hooks" if older else "it has not been tested"
     return f"vLLM {version} is not supported ({reason}; needs {supported_versions()})"
-
-
-def how_tested() -> dict[str, str]:
-    """Return how each supported release of vLLM was tested, by its first two numbers."""
-    return {".".join(map(str, release)): how for release, how in TESTED.items()}
 
 
 def supported_versions() -> str:

@@ -56,6 +56,15 @@ def test_unreadable_patches_are_refused(running: Engine, options: dict[str, Any]
     assert ends(running, [asked((96, 64))]) == ["length"]
 
 
+def test_a_picture_that_is_too_wide_is_refused(
+    running: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vision = running.llm.model_config.hf_config.vision_config
+    monkeypatch.setattr(vision, "position_embedding_size", 12)
+    with pytest.raises(ValueError, match="patches wide or high, and the model has 12 positions"):
+        ends(running, [asked((960, 48))])
+
+
 def test_embeddings_are_refused(running: Engine) -> None:
     import torch
 

@@ -94,7 +94,6 @@ TRANSFERS = [
 
 
 FUSED = dllm(fused_commit=True)
-FEW_POSITIONS = {"hf_overrides": {"vision_config": {"position_embedding_size": 500}}}
 # Our settings; all others of `tests/settings` come to the user by the same way.
 SETTINGS = [
     Mistake(EVERY, dllm(max_step=0), "'max_step'", "did you mean 'max_steps'?"),
@@ -170,21 +169,6 @@ OPTIONS = [
         "remove it",
     ),
     Mistake(EVERY, {"max_logprobs": -1}, "--max-logprobs -1", "set it to 128 or less"),
-    *(
-        Mistake(EVERY, {"load_format": name}, f"--load-format {name}", f"`pip install {package}`")
-        for name, package in (
-            ("runai_streamer", "runai-model-streamer"),
-            ("fastsafetensors", "fastsafetensors"),
-            ("tensorizer", "tensorizer"),
-        )
-    ),
-    *(
-        Mistake(GEMMA, FEW_POSITIONS | options, says, "'{\"max_soft_tokens\": 140}'")
-        for options, says in (
-            ({}, "max_soft_tokens=280: of such images one may be 840 patches wide"),
-            ({"mm_processor_kwargs": {"max_soft_tokens": 1120}}, "max_soft_tokens=1120"),
-        )
-    ),
     Mistake(
         ("SDAR",),
         {"hf_overrides": {"use_sliding_window": True, "sliding_window": 16}},

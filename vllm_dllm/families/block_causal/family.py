@@ -86,8 +86,7 @@ class BlockCausalFamily(Family):
     def find_mask_token(self, model_config: ModelConfig) -> int:
         """The mask id: from ``config.json``, else the tokenizer's, else `usual_mask_token`.
 
-        Raises:
-            ValueError: there is none, or it is not in the vocabulary.
+        Raises ValueError if there is none, or it is not in the vocabulary.
         """
         from vllm.tokenizers import cached_tokenizer_from_config
 

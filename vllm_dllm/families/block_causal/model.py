@@ -69,8 +69,7 @@ class MaskedCanvasModel(VerifiedWeights):
     def tiled_head(self) -> Head:
         """The same head for Triton kernels, which need no logits; see `checkpoints.tiled_head`.
 
-        Raises:
-            ValueError: the head is quantized, or more than a matrix.
+        Raises ValueError if the head is quantized, or more than a matrix.
         """
         from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 

@@ -11,29 +11,22 @@ from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.config_fields import Fields, canvas_length, check_fields
-from vllm_dllm.families.served import configure_engine, generation_settings
-from vllm_dllm.ranges import SettingsError, listed, shown
+from vllm_dllm.families.served import configure_engine
+from vllm_dllm.ranges import SettingsError, shown
 from vllm_dllm.settings.resolution import (
     BOUND,
     MAX_STEPS_FIELD,
-    OVERRIDE,
     SAMPLER,
     SAMPLER_FIELDS,
-    Served,
 )
-from vllm_dllm.settings.server import DllmSettings, native_gemma
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
     from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
 
 SAMPLER_CLASS = "EntropyBoundSamplerConfig"
-# The numbers of soft tokens that Gemma 4's image processor supports, and the one that vLLM requests
-# for a video frame.
-SOFT_TOKENS = (70, 140, 280, 560, 1120)
-VIDEO_SOFT_TOKENS = 70
 
 
 class DiffusionGemma(Family):
@@ -49,33 +42,20 @@ class DiffusionGemma(Family):
     )
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
-        if native_gemma():
-            self._check_native(vllm_config)
-            _configure_as_vllm(vllm_config)
-            return
+        """See `Family.configure`."""
         model = vllm_config.model_config
         check_fields(model, ignored_fields)
         seats = vllm_config.scheduler_config.max_num_seqs
         chosen = vllm_config.attention_config.backend
-        _configure_as_vllm(vllm_config)
+        # Without one, transformers would silently use 256.
+        length = canvas_length(vllm_config)
+        DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+        # `--diffusion-config` may set other options and leave the length to the checkpoint.
+        vllm_config.diffusion_config.canvas_length = length
         # What vLLM has chosen for its own class, which holds whole rows of logits, does not apply.
         vllm_config.attention_config.backend = chosen
         vllm_config.scheduler_config.max_num_seqs = seats
         configure_engine(vllm_config, self, layer_shapes(vllm_config))
-
-    def _check_native(self, vllm_config: VllmConfig) -> None:
-        stated, elsewhere = generation_settings(vllm_config, self)
-        Served(
-            self.corruption, self.algorithm, DllmSettings(), stated, elsewhere=elsewhere
-        ).choose()
-        if OVERRIDE in elsewhere.values():
-            names = sorted(name for name, source in elsewhere.items() if source == OVERRIDE)
-            raise SettingsError(
-                f"{OVERRIDE}: vLLM's own class (VLLM_DLLM_NATIVE=1) does not read {listed(names)} "
-                "from there; write a generation_config.json, and name its folder with "
-                "--generation-config"
-            )
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """See `Family.checkpoint_settings`: the sampler's settings and ``max_denoising_steps``."""
@@ -111,42 +91,6 @@ class DiffusionGemma(Family):
         from vllm_dllm.families.anchored.scheduler import CanvasScheduler
 
         return CanvasScheduler
-
-
-def _configure_as_vllm(vllm_config: VllmConfig) -> None:
-    """Run vLLM's own start-up of DiffusionGemma, with the canvas length that is given."""
-    # Without one, transformers would silently use 256.
-    length = canvas_length(vllm_config)
-    check_pictures(vllm_config.model_config)
-    DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
-    # `--diffusion-config` may set other options and leave the length to the checkpoint.
-    vllm_config.diffusion_config.canvas_length = length
-
-
-def check_pictures(model_config: ModelConfig) -> None:
-    """Raise `SettingsError` for an option that allows pictures which the encoder cannot read."""
-    options = model_config.multimodal_config
-    if options is None:
-        return
-    vision = model_config.hf_config.vision_config
-    given = options.mm_processor_kwargs or {}
-    given = (given.get("images_kwargs") or {}) | given
-    usual = getattr(vision, "default_output_length", 280)
-    fits = vision.position_embedding_size // vision.pooling_kernel_size
-    tokens = {"image": given.get("max_soft_tokens", usual), "video": VIDEO_SOFT_TOKENS}
-    for modality, most in tokens.items():
-        # The longest possible picture is one embedding high.
-        if options.get_limit_per_prompt(modality) and most > fits:
-            fitting = max((size for size in SOFT_TOKENS if size <= fits), default=None)
-            remedy = f"--limit-mm-per-prompt '{{\"{modality}\": 0}}'"
-            if modality == "image" and fitting is not None:
-                remedy = f"--mm-processor-kwargs '{{\"max_soft_tokens\": {fitting}}}' or {remedy}"
-            raise SettingsError(
-                f"max_soft_tokens={most}: of such {modality}s one may be "
-                f"{most * vision.pooling_kernel_size} patches wide, and the checkpoint has "
-                f"{vision.position_embedding_size} positions "
-                f"(vision_config.position_embedding_size); pass {remedy}"
-            )
 
 
 def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:

@@ -13,13 +13,12 @@ import yaml
 
 from tests.support.statistics import wilson_interval
 from vllm_dllm.commands import tune
-from vllm_dllm.commands.sweep import (
+from vllm_dllm.commands.tune import (
     Part,
     Setting,
     against,
     as_yaml,
     interval,
-    pareto_front,
     part_ends,
     settings_of,
     still_racing,
@@ -52,13 +51,6 @@ def test_the_interval_of_a_difference() -> None:
     low, high = (5 - 15) / 102, 1.96 * ((20 / 102 - (10 / 102) ** 2) / 102) ** 0.5
     found = against(done(ours, 1.0), done(theirs, 1.0))
     assert found == pytest.approx((-0.1, low - high, low + high))
-
-
-def test_the_pareto_front() -> None:
-    points = [(1.0, 0.9), (2.0, 0.9), (2.0, 0.8), (4.0, 0.5), (3.0, 0.4), (1.0, 1.0)]
-    settings = [done([score], speed, str(n)) for n, (speed, score) in enumerate(points)]
-    assert [each.name for each in pareto_front(settings)] == ["1", "3", "5"]
-    assert [each.name for each in pareto_front(settings, lambda each: 1.0)] == ["5"]
 
 
 def test_the_winner_is_fast_and_good_enough() -> None:
@@ -106,7 +98,6 @@ def test_a_race_finds_what_an_exhaustive_sweep_finds(seed: int) -> None:
         simulated.answer(racing[0], ends[len(racing[0].parts)])
     best = winner(raced, 0.01)
     assert best.name == winner(every, 0.01).name
-    assert best.name in {each.name for each in pareto_front(every)}
     assert sum(len(each.scores) for each in raced) < 0.5 * PROBLEMS * len(raced)
 
 
@@ -229,10 +220,3 @@ for line in sys.stdin:
 def test_scores_that_cannot_be_used(code: str, complaint: str) -> None:
     with pytest.raises(RuntimeError, match=complaint):
         scored(code)
-
-
-def test_agreement() -> None:
-    assert tune.agreement([1, 2, 3], [1, 2, 3]) == 1.0
-    assert tune.agreement([], []) == 1.0
-    assert tune.agreement([9, 1, 2, 3], [1, 2, 3]) == pytest.approx(6 / 7)
-    assert tune.agreement([1], [2]) == 0.0
