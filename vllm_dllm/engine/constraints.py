@@ -227,7 +227,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class ConstrainedStep:
-    """The constraints of a step's canvases; see `contracts.ConstrainedStep`."""
+    """The constraints of a step's canvases, those without a constraint among them."""
 
     constraints: Constraints
     slots: torch.Tensor  # int64 [n], the slots of the batch
@@ -237,13 +237,16 @@ class ConstrainedStep:
     waits: torch.Tensor | None  # see `FollowedPaths`
 
     def part(self, rows: slice) -> ConstrainedStep:
-        """See `contracts.ConstrainedStep`."""
+        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
         waits = None if self.waits is None else self.waits[rows]
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
     def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
-        """See `contracts.ConstrainedStep`."""
+        """Replace the tokens chosen for constrained canvases with those of paths, in place.
+
+        `chosen` and `plan` are those of these canvases.
+        """
         slots = self.constraints.slots
         where = np.flatnonzero(slots.constrained[plan.on_host])
         where = self.constraints.known(plan.on_host, where)
@@ -386,12 +389,12 @@ class ConstrainedStep:
         return SampledStatistics(token, probability, sample, its_probability, entropy)
 
     def followed(self) -> FollowedPaths:
-        """See `contracts.ConstrainedStep`."""
+        """The chosen paths through the canvases of the batch."""
         path = self.path
         return FollowedPaths(path.token, path.inside, path.feasible, self.waits)
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """See `contracts.ConstrainedStep`."""
+        """Advance the constraints by what was output; arguments are those of `StepOutcome`."""
         state, slots = self.constraints.state, self.constraints.slots
         read, begun = out, leaves
         if slots.kind.blocks > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.slots import AlgorithmBatch, SlotState, SlotStatus
 from vllm_dllm.ops.statistics.rows import RankedTokens, RowStatistics, SampledStatistics
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.constraints import ConstrainedStep
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -140,11 +143,6 @@ class StepPlan:
     def in_parts(self) -> bool:
         """Whether compiled functions update the canvases that are the same for any algorithms."""
         return self.compile and not self.at_once
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether any canvas may be denoised again; if not, no soft embedding is needed."""
-        return self.batch.flags["several_steps"]
 
     @property
     def needs_logprob(self) -> bool:
@@ -277,28 +275,6 @@ class FollowedPaths:
         return replace(canvas, tokens=torch.where(follows, self.tokens, canvas.tokens))
 
 
-class ConstrainedStep(Protocol):
-    """The constraints of the canvases of a step, those without a constraint among them."""
-
-    def part(self, rows: slice) -> ConstrainedStep:
-        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
-
-    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
-        """Replace the tokens chosen for constrained canvases with those of paths, in place.
-
-        `chosen` and `plan` are those of these canvases.
-        """
-
-    def choose_noise_paths(self, *arguments: Any) -> SampledStatistics:
-        """See `engine.constraints.ConstrainedStep`."""
-
-    def followed(self) -> FollowedPaths:
-        """The chosen paths through the canvases of the batch."""
-
-    def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Advance the constraints by what was output; arguments are those of `StepOutcome`."""
-
-
 @dataclass(frozen=True)
 class StepOutcome:
     """The batch after the update. Tensors are bool ``[n]`` unless another type is given."""
@@ -327,25 +303,7 @@ class StepOutcome:
 
 
 class StepObserver(Protocol):
-    """Sees the decisions of steps, and adds to the output of the requests that ask for it."""
+    """Sees the decisions of steps, for `OptionalParts.reported`."""
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """See a step before the slots are written."""
-
-    def add_to(
-        self,
-        logprobs: Any,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
-    ) -> Any:
-        """Add what was seen to vLLM's ``LogprobsTensors`` (or None) of a batch, prefills included.
-
-        Args:
-            logprobs: what other observers have added so far.
-            slots: int64 ``[rows]``.
-            on_host: the same slots as a numpy array.
-            num_sampled: int ``[rows]``, how many tokens leave.
-            first: int64 ``[rows]``, where those tokens begin in their canvas.
-        """

@@ -157,19 +157,13 @@ class LogprobReports:
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
         return tuple(tensor.index_select(0, index) for tensor in tensors)
 
-    def add_to(
-        self,
-        logprobs: LogprobsTensors | None,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
+    def leaving(
+        self, slots: torch.Tensor, on_host: np.ndarray, first: torch.Tensor
     ) -> LogprobsTensors | None:
-        """The logprobs of the tokens that leave now, in batch order.
+        """The logprobs of the tokens that leave now, in batch order; see `OptionalParts.reported`.
 
-        Each request that asks has L rows, of which only the first `num_sampled` count.
+        Each request that asks has L rows, of which vLLM uses as many as tokens leave.
         """
-        assert logprobs is None  # this observer comes first
         asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None

@@ -39,11 +39,8 @@ def make_readout(
         from vllm_dllm.engine.readout_masked import MaskedReadout, ShiftedReadout
 
         readout = ShiftedReadout if slots.kind.shifted else MaskedReadout
-        if not triton:
-            return readout(model.head, slots, parts, compile)
-        from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
-
-        return readout(model.head, slots, parts, compile, MaskedKernels(model.tiled_head()))
+        fused = model.tiled_head() if triton else None
+        return readout(model.head, slots, parts, compile, fused)
     if triton:
         from vllm_dllm.engine.readout_triton import NoiseKernelReadout
 

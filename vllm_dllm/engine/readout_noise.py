@@ -91,7 +91,7 @@ class NoiseReadout:
             )  # fmt: skip
         if self.slots.reports[plan.on_host].any():
             self._report(rows, statistics, plan, noise)
-        if not plan.may_go_on or head.embedding is None:
+        if not plan.batch.flags["several_steps"] or head.embedding is None:  # none goes on
             return statistics, None
         soft = self.soft(weights, temperature, own, merged)
         return statistics, soft.view(count, length, -1)

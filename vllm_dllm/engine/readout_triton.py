@@ -20,7 +20,7 @@ from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.row_changes import RowChanges
-from vllm_dllm.ops.statistics.rows_triton import MaskedKernels, logits_statistics
+from vllm_dllm.ops.statistics.rows_triton import drawn_by_kernels, logits_statistics
 from vllm_dllm.ops.statistics.scores_triton import LogitRows, report
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 
@@ -51,7 +51,7 @@ class MaskedKernelPipeline(MaskedPipeline):
             added = plan.adjust[0].flatten(), plan.adjust[1].flatten()
         plain = LogitRows(logits, self.slots.length, added=added)
         rows = read_with(plain, changes, None)
-        greedy = MaskedKernels.from_logits(rows, mask, plan.batch.entropy)
+        greedy = logits_statistics(rows, mask).greedy_statistics(plan.batch.entropy)
         logprob = greedy.probability.log() if plan.needs_logprob else None
         reports_scores = reports and not self.reports_raw
         needs_scores = plan.constraint is not None or plan.reads_logits or reports_scores
@@ -67,7 +67,7 @@ class MaskedKernelPipeline(MaskedPipeline):
             rows = read_with(plain, changes, filters, temperature, mask)
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
-            drawn, weight = MaskedKernels.drawn(rows, temperature, keys.flatten(), mask)
+            drawn, weight = drawn_by_kernels(rows, temperature, keys.flatten(), mask)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
         if not (reports_scores or constrained.any()):
             return MaskedRows(chosen, greedy, scores, samples, logprob)
@@ -87,8 +87,8 @@ class MaskedKernelPipeline(MaskedPipeline):
         added = (torch.zeros_like(keys).flatten(), amounts), None
         for plain in (LogitRows(logits, length, added=each) for each in added):
             for rows in every_form(plain, temperature):
-                MaskedKernels.from_logits(rows, self.mask_token, entropy=False)
-                MaskedKernels.drawn(rows, temperature, keys.flatten(), self.mask_token)
+                logits_statistics(rows, self.mask_token)
+                drawn_by_kernels(rows, temperature, keys.flatten(), self.mask_token)
         # What constrained canvases are drawn from.
         logits_statistics(LogitRows(logits.float(), length), keys=keys.flatten())
 

@@ -41,7 +41,7 @@ class PassRecorder:
     def __init__(self, slots: SlotState, parts: OptionalParts) -> None:
         self.slots = slots
         self.parts = parts
-        # What was recorded in this step; until `add_to`, slots stand for indices in the batch.
+        # What was recorded in this step; until `added_to`, slots stand for indices in the batch.
         self.pending: StepRecords | None = None
 
     def row_options(
@@ -120,15 +120,10 @@ class PassRecorder:
         scores = self.parts.logprobs.scores[to_device(on_host, self.slots.device), :, 0]
         return torch.where(to_device(from_rows, scores.device)[:, None], scores, read)
 
-    def add_to(
-        self,
-        logprobs: LogprobsTensors | None,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
+    def added_to(
+        self, logprobs: LogprobsTensors | None, on_host: np.ndarray
     ) -> LogprobsTensors | TracedLogprobs | None:
-        """The logprobs of `LogprobReports`, together with the `pending` records."""
+        """The logprobs of a batch, together with the `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs

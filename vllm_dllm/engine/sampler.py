@@ -128,10 +128,7 @@ class DiffusionSampler:
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
         if first is not None:
-            for observer in batch.observers:
-                output.logprobs_tensors = observer.add_to(
-                    output.logprobs_tensors, slot, on_host, output.num_sampled, first
-                )
+            output.logprobs_tensors = self.parts.reported(batch, first)
         return output
 
     def _as_received(self, tokens: torch.Tensor, drafts: int) -> torch.Tensor:

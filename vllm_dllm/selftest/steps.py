@@ -98,12 +98,7 @@ class BareModel:
         common = self.slots, self.parts, compile
         self.readout: MaskedReadout | NoiseReadout
         if kind.mask_token is not None:
-            kernels = None
-            if triton:
-                from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
-
-                kernels = MaskedKernels(head)
-            self.readout = MaskedReadout(self._logits, *common, kernels)
+            self.readout = MaskedReadout(self._logits, *common, head if triton else None)
         else:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, self.hidden, torch.add, scale)

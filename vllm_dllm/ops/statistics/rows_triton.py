@@ -30,7 +30,7 @@ from canvas_grammar.decoding.noise_triton import gumbel, split_key
 from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.rows import GROUP, RowStatistics
+from vllm_dllm.ops.statistics.rows import GROUP
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 from vllm_dllm.ops.statistics.scores_triton import LogitRows, capped, empty, read_scores
 
@@ -144,38 +144,16 @@ def head_statistics(
     return _statistics((source, None), hidden, head.ids, None, None, forbidden, tile)
 
 
-class MaskedKernels:
-    """Statistics of a masked model: one pass over logits, or over the head without logits."""
+def drawn_by_kernels(
+    rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, forbidden: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
 
-    def __init__(self, head: Head) -> None:
-        self.head = head
-
-    def from_hidden(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """The statistics of `row_statistics` from hidden states ``[rows, hidden]``."""
-        partials = head_statistics(hidden, self.head, forbidden)
-        return partials.merge_ranks(self.head.shard).greedy_statistics(entropy)
-
-    def warm_up(self, hidden: torch.Tensor, forbidden: int) -> None:
-        """Compile `from_hidden` for every tile; there are at least as many hidden states."""
-        for rows in TILE_ROWS:
-            self.from_hidden(hidden[:rows], forbidden, entropy=False)
-
-    @staticmethod
-    def from_logits(rows: LogitRows, forbidden: int, entropy: bool) -> RowStatistics:
-        """The statistics of `row_statistics` from rows of logits."""
-        return logits_statistics(rows, forbidden).greedy_statistics(entropy)
-
-    @staticmethod
-    def drawn(
-        rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, forbidden: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
-
-        What is excluded is never drawn, but it must not be the likeliest token. Scores are divided
-        by `temperature` (float32 ``[rows]``) where it is not 0. The forbidden id is never drawn.
-        """
-        found = logits_statistics(rows, forbidden, temperature, keys)
-        return found.sample, (found.scaled - found.best).exp()
+    What is excluded is never drawn, but it must not be the likeliest token. Scores are divided by
+    `temperature` (float32 ``[rows]``) where it is not 0. The forbidden id is never drawn.
+    """
+    found = logits_statistics(rows, forbidden, temperature, keys)
+    return found.sample, (found.scaled - found.best).exp()
 
 
 def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
