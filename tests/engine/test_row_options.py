@@ -121,10 +121,10 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
     slots = options.slots
     for names in batches():
         own = rng.permutation(SLOTS)[: len(names)].tolist()
+        slots.failure.fill_(0)
         for slot, name in zip(own, names, strict=True):
             put(options, slot, ASKED[name])
             slots.start[slot] = int(rng.integers(PROMPT // L, 4)) * L
-        slots.failure.fill_(0)
         draws = 4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
         logits = draws.to(dtype, copy=True)
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])

@@ -700,17 +700,16 @@ def test_the_self_test_passes(
     dtype: torch.dtype, masked: bool, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer rows: the interpreter takes a second for each hundred."""
-    monkeypatch.setattr(self_test, "ROWS", (20, 40))
+    monkeypatch.setattr(self_test, "TILE_ROWS", (20, 40))
     assert self_test.failures(head_of(dtype, cap), masked) == []
 
 
 def test_no_draw_of_the_self_test_is_within_rounding() -> None:
     """Or a GPU, whose logarithms differ in their last bits, could fail for no reason."""
-    for rows in self_test.ROWS:  # DiffusionGemma's width
+    for rows in self_test.TILE_ROWS:  # DiffusionGemma's width
         case = self_test._Case(head_of(torch.bfloat16, 30.0, 2816), rows)
         warm = case.temperature > 0
-        logits = case._logits(case.hidden, 0, self_test.IDS)
-        scaled = logits / torch.where(warm, case.temperature, 1.0)[:, None]
+        scaled = case.scores / torch.where(warm, case.temperature, 1.0)[:, None]
         assert decided(scaled, case.keys)[warm].all()
 
 
@@ -724,6 +723,6 @@ def test_the_self_test_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None
         partials.token[partials.token < self_test.IDS - self_test.COPIED] += self_test.COPIED
         return partials
 
-    monkeypatch.setattr(self_test, "ROWS", (20,))
+    monkeypatch.setattr(self_test, "TILE_ROWS", (20,))
     monkeypatch.setattr(self_test, "head_statistics", wrong)
     assert self_test.failures(head_of(torch.bfloat16), True) == ["head: token of 20 rows"]

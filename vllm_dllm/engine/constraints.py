@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -208,8 +208,9 @@ class Constraints:
             canvases.append((index, self.parts[slot], self.sessions[slot], draws))
         return self._plan(len(on_host), both, *canvases)
 
-    def known(self, on_host: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """The canvases `where` (int ``[m]``) of a batch without those that have no part yet."""
+    def known(self, on_host: np.ndarray) -> np.ndarray:
+        """The constrained canvases of a batch, but for those that have no part yet, int ``[m]``."""
+        where = np.flatnonzero(self.slots.constrained[on_host])
         return where[[slot in self.parts for slot in on_host[where].tolist()]]
 
     def _planned(self, count: int, both: bool, *canvases: tuple[int, Part, Any, bool]) -> Followed:
@@ -242,29 +243,19 @@ class ConstrainedStep:
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
-    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
-        """Replace the tokens chosen for constrained canvases with those of paths, in place.
-
-        `chosen` and `plan` are those of these canvases.
-        """
-        slots = self.constraints.slots
-        where = np.flatnonzero(slots.constrained[plan.on_host])
-        where = self.constraints.known(plan.on_host, where)
-        if not len(where):
-            return
-        # Those that draw come last, because their logits are others.
-        where = where[np.argsort(slots.samples[plan.on_host[where]], kind="stable")]
-        followed = self.constraints.plan(plan.on_host, where, False)
-        self._follow_in_masked_rows(chosen, followed, plan.own_confidence)
-
-    def _follow_in_masked_rows(
-        self, rows: MaskedRows, followed: Followed, own: torch.Tensor | None
-    ) -> None:
-        """Replace a masked model's tokens and their confidences with those of paths.
+    def choose_paths(self, rows: MaskedRows, plan: StepPlan) -> None:
+        """Replace a masked model's tokens and their confidences with those of paths, in place.
 
         A most probable path's token has its probability; a drawn one's comes from `with_drawn`,
         with `StepPlan.own_confidence`. Positions after the end of the text have confidence 1.
         """
+        where = self.constraints.known(plan.on_host)
+        if not len(where):
+            return
+        # Those that draw come last, because their logits are others.
+        samples = self.constraints.slots.samples[plan.on_host[where]]
+        where = where[np.argsort(samples, kind="stable")]
+        followed, own = self.constraints.plan(plan.on_host, where, False), plan.own_confidence
         shape = self.window.forced.shape
         greedy, statistics = rows.greedy.view(*shape), rows.statistics.view(*shape)
         draws, path = followed.count > followed.greedy, self.path
@@ -329,7 +320,6 @@ class ConstrainedStep:
         self,
         own: SampledStatistics,
         plan: StepPlan,
-        where: np.ndarray,
         keys: torch.Tensor,
         logits: Callable[[int, int], torch.Tensor],
         at_once: int,
@@ -343,12 +333,11 @@ class ConstrainedStep:
         Args:
             own: the statistics of the whole batch, ``[n, L]``.
             plan: the plan of the batch.
-            where: which canvases follow a constraint and are read here, int ``[m]``, ascending.
             keys: int64 ``[n, L]``, the keys of the random numbers.
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.
         """
-        where = self.constraints.known(plan.on_host, where)
+        where = self.constraints.known(plan.on_host)
         if not len(where):
             return own
         followed = self.constraints.plan(plan.on_host, where, True)
@@ -440,10 +429,6 @@ class _Copy:
         # Marks a copy as complete; None where copying is synchronous.
         self.event = torch.Event(device) if pinned else None
 
-    @cached_property
-    def array(self) -> np.ndarray:
-        return self.tensor.numpy()
-
     def take(self, values: torch.Tensor) -> None:
         self.tensor.copy_(values, non_blocking=True)
         if self.event is not None:
@@ -453,7 +438,7 @@ class _Copy:
         """Return the copied values, waiting for the copy if necessary."""
         if self.event is not None:
             self.event.synchronize()
-        return self.array
+        return self.tensor.numpy()
 
 
 class CanvasStarts:

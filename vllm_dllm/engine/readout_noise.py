@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from vllm_dllm.engine.contracts import Readings, StepPlan
@@ -84,9 +83,8 @@ class NoiseReadout:
         merged = own if is_whole else own.merge_ranks(head.shard)
         statistics = self.finish(merged, temperature).view(count, length)
         if plan.constraint is not None:
-            follow = np.flatnonzero(self.slots.constrained[plan.on_host])
             statistics = plan.constraint.choose_noise_paths(
-                statistics, plan, follow, keys,
+                statistics, plan, keys,
                 lambda first, end: self.scores(rows, slice(first, end)), self.scored_at_once,
             )  # fmt: skip
         if self.slots.reports[plan.on_host].any():
