@@ -235,7 +235,6 @@ class MaskedRows:
     statistics: RowStatistics  # [rows], with drawn tokens and those of paths
     greedy: RowStatistics  # [rows], the statistics as if no request drew
     logits: torch.Tensor  # [rows, ids], the biased logits
-    samples: np.ndarray  # bool [n], on the host, whether a request draws
     logprob: torch.Tensor | None  # float32 [rows], see `Readings`
     # The next three are None if no request draws.
     tempered: torch.Tensor | None = None  # [rows, ids], logits divided by the temperature
@@ -244,15 +243,6 @@ class MaskedRows:
     # int64 [n, L], the row of each position in these logits, or -1 if it was not read; None if
     # every position has its own.
     place: torch.Tensor | None = None
-
-    def reported(self, index: int, positions: slice) -> torch.Tensor:
-        """The logits from which a canvas' tokens were chosen or drawn, ``[positions, vocabulary]``.
-
-        Logprobs are computed from them.
-        """
-        drawn = self.filtered if self.samples[index] else None
-        rows = self.logits if drawn is None else drawn
-        return rows.unflatten(0, (len(self.samples), -1))[index, positions]
 
 
 @dataclass(frozen=True)

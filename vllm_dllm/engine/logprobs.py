@@ -67,7 +67,8 @@ class LogprobReports:
 
     def enter(self, options: RowOptions) -> None:
         """Make room for the logprobs of a request."""
-        self._widen(1 + self._most(options))
+        width = 1 + self._most(options)
+        self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
@@ -136,7 +137,18 @@ class LogprobReports:
         rows = [row_of[slot] for slots, _ in read for slot in slots]
         tensors = outcome.canvas.tokens, outcome.decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
-        whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
+        width = self.ids.shape[2] - 1
+        # The columns after a canvas' own are id 0 at -inf.
+        whole = ScoreSummary.join(
+            [
+                replace(
+                    part,
+                    ids=padded(part.ids, width, 0),
+                    scores=padded(part.scores, width, -torch.inf),
+                )
+                for _, part in read
+            ]
+        )
         keep = self._functions(whole.candidates)[1]
         of_candidates = whole.candidates, whole.candidate_scores, whole.candidate_ranks
         score = keep(self, slots, tokens, decided, of_candidates)
@@ -147,9 +159,6 @@ class LogprobReports:
         for table, values in new:
             kept = torch.where(decided[..., None], values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
-
-    def _widen(self, width: int) -> None:
-        self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
         if rows == list(range(len(tensors[0]))):
@@ -297,18 +306,6 @@ def summarize(
     shape = len(indices), length
     columns = vars(ScoreSummary.join(parts)).values()
     return ScoreSummary(*(column.unflatten(0, shape) for column in columns))
-
-
-def joined(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
-    """Join the summaries of canvases, ``[m, L]`` rows each, with `width` columns to report.
-
-    The columns after a canvas' own are id 0 at -inf.
-    """
-    parts = [
-        replace(part, ids=padded(part.ids, width, 0), scores=padded(part.scores, width, -torch.inf))
-        for part in summaries
-    ]
-    return ScoreSummary.join(parts)
 
 
 def padded(table: torch.Tensor, width: int, value: float) -> torch.Tensor:

@@ -53,13 +53,13 @@ class MaskedKernelPipeline(MaskedPipeline):
         rows = read_with(plain, changes, None)
         greedy = logits_statistics(rows, mask).greedy_statistics(plan.batch.entropy)
         logprob = greedy.probability.log() if plan.needs_logprob else None
-        reports_scores = reports and not self.reports_raw
+        reports_scores = reports and not self.parts.logprobs.of_raw_logits
         needs_scores = plan.constraint is not None or plan.reads_logits or reports_scores
         is_same = changes is None and added is None
         scores = rows.whole() if needs_scores and not is_same else logits
         samples, constrained = self.slots.samples[on_host], self.slots.constrained[on_host]
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, scores, samples, logprob)
+            return MaskedRows(greedy, greedy, scores, logprob)
         temperature, chosen = self._per_row(plan.temperature, plan), greedy
         draws = temperature > 0
         filters = self.parts.rows.filters(plan) if plan.needs_rows else None
@@ -70,13 +70,13 @@ class MaskedKernelPipeline(MaskedPipeline):
             drawn, weight = drawn_by_kernels(rows, temperature, keys.flatten(), mask)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
         if not (reports_scores or constrained.any()):
-            return MaskedRows(chosen, greedy, scores, samples, logprob)
+            return MaskedRows(chosen, greedy, scores, logprob)
         tempered = scores.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, mask].fill_(-torch.inf)
         kept = tempered
         if filters is not None and rows.floor is not None:
             kept = tempered.masked_fill(scores < rows.floor[:, None], -torch.inf)
-        return MaskedRows(chosen, greedy, scores, samples, logprob, tempered, kept, keys)
+        return MaskedRows(chosen, greedy, scores, logprob, tempered, kept, keys)
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Compile every form of the kernels."""

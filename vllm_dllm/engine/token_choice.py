@@ -121,10 +121,15 @@ class MaskedPipeline:
         if plan.constraint is not None:
             plan.constraint.choose_paths(chosen, plan)
         if self.slots.reports[plan.on_host].any():
-            raw = logits.unflatten(0, (-1, self.slots.length)) if self.reports_raw else None
+            samples = self.slots.samples[plan.on_host]
 
             def scores_of(index: int, positions: slice) -> torch.Tensor:
-                return chosen.reported(index, positions) if raw is None else raw[index, positions]
+                """What a canvas' logprobs come from, ``[positions, vocabulary]``."""
+                drawn = chosen.filtered if samples[index] else None
+                rows = chosen.logits if drawn is None else drawn
+                if self.parts.logprobs.of_raw_logits:
+                    rows = logits
+                return rows.unflatten(0, (-1, self.slots.length))[index, positions]
 
             found = candidates(self.slots, chosen.statistics, plan)
             self.parts.logprobs.capture(plan.on_host, scores_of, found)
@@ -136,11 +141,6 @@ class MaskedPipeline:
             return logits
         ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
         return logits.float().scatter_add_(1, ids, amount)
-
-    @property
-    def reports_raw(self) -> bool:
-        """Whether logprobs come from logits before biases and filters."""
-        return self.parts.logprobs.of_raw_logits
 
     def choose(
         self,
@@ -173,7 +173,7 @@ class MaskedPipeline:
         greedy = self.statistics(logits, self.mask_token, plan.batch.entropy)
         logprob = greedy.probability.log() if plan.needs_logprob else None
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, logits, samples, logprob)
+            return MaskedRows(greedy, greedy, logits, logprob)
         temperature, flat = self._per_row(plan.temperature, plan), keys.flatten()
         if plan.rows is not None:
             flat = flat.index_select(0, plan.rows)
@@ -189,7 +189,7 @@ class MaskedPipeline:
             drawn = self.draw(kept, flat)
             weight = drawn_weight(greedy, tempered, drawn)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
-        return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
+        return MaskedRows(chosen, greedy, logits, logprob, tempered, kept, keys)
 
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The temperatures ``[n]`` of canvases for each row that is read.

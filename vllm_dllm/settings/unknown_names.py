@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
-from vllm_dllm.decoding.names import MODELS, algorithm_names, algorithms, other_kind
+from vllm_dllm.decoding.registry import MODELS, algorithm_names, algorithms, other_kind
 from vllm_dllm.ranges import SettingsError, closest, cut, listed, nearest, shown
 from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (
