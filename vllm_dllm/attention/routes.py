@@ -145,28 +145,17 @@ def candidates_of(device: Device) -> tuple[str, ...]:
 def obstacle(name: str, device: Device, model: ModelAttention, asked: Options) -> str | None:
     """Why a backend cannot serve a model, or None."""
     for layer in model.layers:
-        if (device.platform, name) == ("cpu", "CPU_ATTN"):
-            why = _obstacle_on_cpu(layer.head_size, asked)
-        else:
-            why = _obstacle_of_layer(name, layer, device, model, asked)
+        why = _obstacle_of_layer(name, layer, device, model, asked)
         if why is not None:
             return f"{layer}: {why}" if len(model.layers) > 1 else why
     return None
-
-
-def _obstacle_on_cpu(head_size: int, asked: Options) -> str | None:
-    if asked.kv_cache_dtype not in KV_CACHE_DTYPES:
-        return f"it has no KV cache of {asked.kv_cache_dtype}"
-    if (asked.page_size or 0) % CPU_PAGE_UNIT:
-        return f"its pages are multiples of {CPU_PAGE_UNIT} tokens"
-    return None if head_size in CPU_HEAD_SIZES else f"it has no heads of size {head_size}"
 
 
 def _obstacle_of_layer(
     name: str, layer: LayerShape, device: Device, model: ModelAttention, asked: Options
 ) -> str | None:
     """Why a backend cannot serve some layers of a model, or None: the first row that applies."""
-    flash, triton = name == "FLASH_ATTN", name == "TRITON_ATTN"
+    flash, triton, cpu = (name == one for one in ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"))
     version = flash_version(device, asked) if flash else None
     candidates = candidates_of(device)
     mixed = not model.block_causal  # prompts are causal and canvases are not
@@ -178,6 +167,18 @@ def _obstacle_of_layer(
     table = (
         (name not in TRIED, "it has not been tried with block diffusion"),
         (name not in candidates, f"{device} has {' and '.join(candidates)} only"),
+        (
+            cpu and asked.kv_cache_dtype not in KV_CACHE_DTYPES,
+            f"it has no KV cache of {asked.kv_cache_dtype}",
+        ),
+        (
+            cpu and (asked.page_size or 0) % CPU_PAGE_UNIT,
+            f"its pages are multiples of {CPU_PAGE_UNIT} tokens",
+        ),
+        (
+            cpu and layer.head_size not in CPU_HEAD_SIZES,
+            f"it has no heads of size {layer.head_size}",
+        ),
         ((triton or name == OURS) and not device.triton, "vLLM has no Triton here"),
         (flash and version is None, f"vLLM has no FlashAttention for {device} here"),
         (

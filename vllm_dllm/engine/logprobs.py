@@ -76,7 +76,8 @@ class LogprobReports:
 
     def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that ask for logprobs."""
-        return [row for row in self.rows.in_batch(on_host) if row[2].reports]
+        rows = np.flatnonzero(self.slots.reports[on_host]).tolist()
+        return [(row, int(on_host[row]), self.rows.by_slot[int(on_host[row])]) for row in rows]
 
     def _most(self, options: RowOptions) -> int:
         """The number of logprobs a request gets per position, excluding the chosen token's."""
@@ -189,12 +190,9 @@ class LogprobReports:
         read = [table[slots[:, None], position].flatten(0, 1) for table in tables]
         return LogprobsTensors(*read, cu_num_generated_tokens=starts.tolist())
 
-    def copy(self, slot: int) -> LogprobsTensors | None:
-        """Copy the logprobs of the request in ``slot``; None if it does not ask for any."""
-        options = self.rows.by_slot.get(slot)
-        if options is None or not options.reports:
-            return None
-        width = 1 + self._most(options)
+    def copy(self, slot: int) -> LogprobsTensors:
+        """Copy the logprobs of the request in ``slot``, which asks for some."""
+        width = 1 + self._most(self.rows.by_slot[slot])
         tables = self.ids[slot, :, :width], self.scores[slot, :, :width], self.ranks[slot]
         return LogprobsTensors(*(table.clone() for table in tables))
 

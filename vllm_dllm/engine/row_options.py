@@ -229,11 +229,6 @@ class RowOptionState:
         if not allowed.any():
             self.slots.failure[slot].fill_(int(Failure.NO_TOKEN_LEFT))
 
-    def in_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
-        """(index in the batch, slot, options) of the requests of a batch that have options."""
-        rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
-        return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
-
     def changes(self, plan: StepPlan) -> RowChanges | None:
         """The biases of a batch; None if no request has any."""
         if not (self.work[plan.on_host] & RowWork.BIASES).any():

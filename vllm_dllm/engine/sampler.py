@@ -196,7 +196,7 @@ class DiffusionSampler:
         slot = input_batch.idx_mapping[row].long()
         back = self.slots.tail[slot]
         if self.parts.window is not None:
-            back = back + self.parts.window.before_canvas(slot)
+            back = back + self.parts.window.has_block[slot] * self.slots.length
         num_rejected.index_copy_(0, row, back.int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))

@@ -136,12 +136,24 @@ def head_statistics(
         tile: how to divide the work, or None for `tile_for`.
 
     Raises:
-        ValueError: the head has no weight, or one of another dtype or width than `hidden`.
+        ValueError: the head has no weight, or one of another dtype or width than `hidden`, or the
+            rows of either are not contiguous.
     """
-    source, tile = product_arguments(hidden, head), tile or tile_for(len(hidden), hidden.dtype)
+    weight, cap = head.weight, None if head.soft_cap is None else float(head.soft_cap)
+    if weight is None:
+        raise ValueError("this head has no weight, which fused statistics multiply with")
+    if weight.dtype != hidden.dtype or weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"hidden states are {hidden.dtype} of width {hidden.shape[1]}, the head's weight is "
+            f"{weight.dtype} of width {weight.shape[1]}"
+        )
+    if hidden.stride(1) != 1 or weight.stride(1) != 1:
+        raise ValueError("hidden states and the head's weight must have contiguous rows")
     if not len(head.ids):
         return SoftmaxPartials.empty(len(hidden), hidden.device)
-    return _statistics((source, None), hidden, head.ids, None, None, forbidden, tile)
+    of_product = hidden, hidden.stride(0), weight, weight.stride(0), hidden.shape[1], cap
+    tile = tile or tile_for(len(hidden), hidden.dtype)
+    return _statistics((of_product, None), hidden, head.ids, None, None, forbidden, tile)
 
 
 def drawn_by_kernels(
@@ -154,25 +166,6 @@ def drawn_by_kernels(
     """
     found = logits_statistics(rows, forbidden, temperature, keys)
     return found.sample, (found.scaled - found.best).exp()
-
-
-def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
-    """The arguments of `product`, as the kernels take them.
-
-    Raises:
-        ValueError: the kernels cannot multiply these hidden states with this head.
-    """
-    if head.weight is None:
-        raise ValueError("this head has no weight, which fused statistics multiply with")
-    if head.weight.dtype != hidden.dtype or head.weight.shape[1] != hidden.shape[1]:
-        raise ValueError(
-            f"hidden states are {hidden.dtype} of width {hidden.shape[1]}, the head's weight is "
-            f"{head.weight.dtype} of width {head.weight.shape[1]}"
-        )
-    if hidden.stride(1) != 1 or head.weight.stride(1) != 1:
-        raise ValueError("hidden states and the head's weight must have contiguous rows")
-    cap = None if head.soft_cap is None else float(head.soft_cap)
-    return hidden, hidden.stride(0), head.weight, head.weight.stride(0), hidden.shape[1], cap
 
 
 def _statistics(
