@@ -311,7 +311,8 @@ class RowOptionState:
         of_each = self.work[plan.on_host] & RowWork.FILTERS
         if not of_each.any():
             return logits
-        canvases, slots, index = logits.unflatten(0, (len(of_each), -1)), plan.slots, None
+        every = logits.unflatten(0, (len(of_each), -1))
+        canvases, slots, index = every, plan.slots, None
         if not of_each.all():
             index = to_device(np.flatnonzero(of_each), slots.device)
             canvases, slots = canvases.index_select(0, index), slots.index_select(0, index)
@@ -330,8 +331,7 @@ class RowOptionState:
         own = apply_top_k_top_p(own, k, p)
         if index is None:
             return own
-        all_canvases = logits.unflatten(0, (len(of_each), -1))
-        return all_canvases.index_copy(0, index, own.view_as(canvases)).flatten(0, 1)
+        return every.index_copy(0, index, own.view_as(canvases)).flatten(0, 1)
 
     def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""

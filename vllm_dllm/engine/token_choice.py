@@ -178,11 +178,10 @@ class MaskedPipeline:
         if plan.rows is not None:
             flat = flat.index_select(0, plan.rows)
         draws = temperature > 0
-        needs_rows = self.slots.needs_rows[plan.on_host].any()
         constrained = self.slots.constrained[plan.on_host]
         tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
-        kept = self.parts.rows.filtered(tempered, plan) if needs_rows else tempered
+        kept = self.parts.rows.filtered(tempered, plan) if plan.needs_rows else tempered
         chosen = greedy
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
