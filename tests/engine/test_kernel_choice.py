@@ -74,7 +74,7 @@ def test_a_kernel_that_does_not_run_fails() -> None:
 def test_the_readout_says_which_kernels_it_has(mask: int | None) -> None:
     """Catches a self-test on a GPU that took every Triton kernel for one of PyTorch's."""
     slots = SlotState(1, CanvasKind(4, 16, mask, aligned=True), CPU)
-    head = Head(lambda hidden, first, end: hidden[:, first:end], 16, weight=torch.zeros(16, 8))
+    head = Head(lambda hidden: hidden, 16, weight=torch.zeros(16, 8))
     model = SimpleNamespace(head=None, has_head=True, tiled_head=lambda: head)
     eager = SimpleNamespace(
         compilation_config=SimpleNamespace(mode=CompilationMode.NONE, backend=""),

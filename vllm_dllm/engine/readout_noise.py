@@ -121,8 +121,7 @@ class NoiseReadout:
 
         Filters apply before the temperature.
         """
-        ids = self.head.ids
-        logits = self.head.logits(hidden, ids.start, ids.stop)
+        logits = self.head.logits(hidden)
         if is_whole:
             logits = self.head.of_all_ranks(logits)
         if changes is not None:
@@ -168,7 +167,7 @@ class NoiseReadout:
 
     def examples(self, hidden: torch.Tensor) -> Iterator[Any]:
         """Rows of every kind that a step reads."""
-        logits = self.head.logits(hidden, self.head.ids.start, self.head.ids.stop)
+        logits = self.head.logits(hidden)
         yield logits
         if self.head.shard is not None:
             yield self.head.of_all_ranks(logits)

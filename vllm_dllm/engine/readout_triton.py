@@ -133,7 +133,7 @@ class NoiseKernelReadout(NoiseReadout):
     def _plain(self, hidden: torch.Tensor, is_whole: bool) -> LogitRows:
         head, length = self.head, self.slots.length
         if is_whole and head.shard is not None:
-            return LogitRows(head.whole(hidden), length)
+            return LogitRows(head.of_all_ranks(head.logits(hidden)), length)
         return LogitRows(head.products(hidden), length, head.soft_cap)
 
     def partials(

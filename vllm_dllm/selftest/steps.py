@@ -93,7 +93,7 @@ class BareModel:
         self.parts = OptionalParts(self.slots, "raw_logprobs")
         self.weight = torch.empty(kind.vocabulary, self.hidden, dtype=torch.bfloat16, device=device)
         self.conditioning: SelfConditioning | None = None
-        logits = logits_of(self.weight, 0, model.soft_cap)
+        logits = logits_of(self.weight, model.soft_cap)
         head = Head(logits, kind.vocabulary, self.weight, None, self.weight, model.soft_cap)
         common = self.slots, self.parts, compile
         self.readout: MaskedReadout | NoiseReadout
