@@ -10,7 +10,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.engine.contracts import Batch, StepPlan
-from vllm_dllm.engine.row_options import RowOptions, RowOptionState
+from vllm_dllm.engine.row_options import RowOptions, RowOptionState, RowWork
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.token_choice import biased as changed
 from vllm_dllm.ops.statistics.row_changes import MOST_SCORE
@@ -135,7 +135,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
         filtered = options.filtered(draws / 2, plan).view(-1, L, VOCABULARY)
         for row, (slot, name) in enumerate(zip(own, names, strict=True)):
             asked, wanted = ASKED[name] or PLAIN, given[row]
-            if asked.biases:
+            if asked.work & RowWork.BIASES:
                 start = int(slots.start[slot])
                 wanted = biased(wanted, asked, history[slot].tolist(), start)
             assert torch.equal(got[row], wanted), (names, row)

@@ -18,7 +18,7 @@ from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import Algorithm
 from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.row_options import RowOptions, RowWork
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
@@ -80,7 +80,7 @@ class PassRecorder:
         draws = params.temperature > 0
         if self.slots.kind.mask_token is None:
             return rows is None and draws and not resolved.read_only
-        if rows is not None and (rows.biases or rows.returns):
+        if rows is not None and (rows.work & RowWork.BIASES or rows.returns):
             return False
         return logprobs.of_raw_logits or not draws
 

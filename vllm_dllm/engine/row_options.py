@@ -116,11 +116,6 @@ class RowOptions:
         }
         return RowWork(sum(work for work, is_asked in asked.items() if is_asked))
 
-    @property
-    def biases(self) -> bool:
-        """Whether logits change before tokens are chosen or drawn, at any temperature."""
-        return bool(self.work & RowWork.BIASES)
-
     def shift(self, vocabulary: int) -> np.ndarray:
         """The values that biases add to logits: float32 ``[vocabulary]``, -inf for excluded ids."""
         shift: np.ndarray = np.zeros(vocabulary, dtype=np.float32)
