@@ -130,7 +130,7 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
         given = logits.clone().view(-1, L, VOCABULARY)
         plan = plan_of(options, own)
-        got = changed(logits, options.changes(plan), copy=True).view(-1, L, VOCABULARY)
+        got = changed(logits, options.changes(plan)).view(-1, L, VOCABULARY)
         assert torch.equal(logits.view_as(given), given)
         filtered = options.filtered(draws / 2, plan).view(-1, L, VOCABULARY)
         for row, (slot, name) in enumerate(zip(own, names, strict=True)):

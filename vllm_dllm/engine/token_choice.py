@@ -153,7 +153,7 @@ class MaskedPipeline:
 
         Filters apply after the temperature.
         """
-        chosen = self._choose(biased(logits, changes, copy=True), plan, keys)
+        chosen = self._choose(biased(logits, changes), plan, keys)
         if plan.rows is None:
             return chosen
         count = len(plan.slots) * self.slots.length
@@ -236,13 +236,10 @@ def candidates(
     return found if plan.ask is None else torch.cat([found, plan.ask], -1)
 
 
-def biased(logits: torch.Tensor, changes: RowChanges | None, copy: bool = False) -> torch.Tensor:
-    """The logits ``[rows, vocabulary]`` in float32 and changed, unless there are no changes.
-
-    Without `copy`, logits in float32 are overwritten.
-    """
+def biased(logits: torch.Tensor, changes: RowChanges | None) -> torch.Tensor:
+    """A changed copy of the logits ``[rows, vocabulary]``, in float32; they, if nothing changes."""
     if changes is None or (changes.on_host < 0).all():  # nobody's in this part of the batch
         return logits
-    scores = logits.to(torch.float32, copy=copy)
+    scores = logits.to(torch.float32, copy=True)
     changes.apply(scores)
     return scores
