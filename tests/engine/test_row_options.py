@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from vllm.sampling_params import SamplingParams
 
 from vllm_dllm.engine.contracts import Batch, StepPlan
+from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState, RowWork
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.token_choice import biased as changed
@@ -156,5 +157,14 @@ def test_the_filtered_logits_are_copies_where_there_are_filters(history: torch.T
     assert options.filtered(logits, plan_of(options, [1, 2])) is logits
 
 
-def test_a_request_without_options_has_none() -> None:
-    assert RowOptions.from_params(SamplingParams(), PROMPT) is None
+def test_options_are_looked_for_in_every_parameter_that_they_are_made_from() -> None:
+    """A parameter that is left out of `ROW_PARAMETERS` would be ignored silently."""
+    read = set()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(DEFAULTS, name)
+
+    assert RowOptions.from_params(Watched(), PROMPT) is None
+    assert read == set(ROW_PARAMETERS)

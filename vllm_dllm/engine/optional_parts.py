@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vllm.sampling_params import SamplingParams
+
 from vllm_dllm.engine.contracts import Batch, StepObserver
 from vllm_dllm.engine.slots import SlotState
 
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
     from vllm_dllm.engine.row_options import RowOptionState
     from vllm_dllm.engine.two_block_window import TwoBlockWindow
     from vllm_dllm.settings.resolution import ResolvedDecoding, ResolvedRequest
+
+# The parameters from which `RowOptions` is built, unless all of them are at their defaults.
+ROW_PARAMETERS = (
+    *("allowed_token_ids", "bad_words_token_ids", "logit_bias", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("top_k", "top_p", "min_p", "logprobs", "logprob_token_ids"),
+)
+DEFAULTS = SamplingParams()
 
 
 class OptionalParts:
@@ -86,10 +96,12 @@ class OptionalParts:
             options = self.records.row_options(
                 params, resolved, choice, prompt_length, packed is not None
             )
-        else:
+        elif any(getattr(params, name) != getattr(DEFAULTS, name) for name in ROW_PARAMETERS):
             from vllm_dllm.engine.row_options import RowOptions
 
             options = RowOptions.from_params(params, prompt_length, resolved.constrained)
+        else:
+            return
         if options is not None:
             self.rows.enter(slot, options)
             if options.reports:
