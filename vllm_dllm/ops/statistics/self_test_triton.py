@@ -71,7 +71,7 @@ class _Case:
         own = replace(head, vocabulary=IDS, shard=None)
         self.head = replace(own, weight=weight, embedding=self.embedding)
         self.logits = (self.hidden.double() @ weight.double().T).to(dtype)
-        self.scores = self.logits.float()  # after the soft cap
+        self.scores = self.logits.to(torch.float32, copy=True)  # after the soft cap
         if head.soft_cap is not None:
             self.scores.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
         self.temperature = (torch.arange(rows) % 4 / 3).to(device)
