@@ -18,7 +18,6 @@ refuses by the option's name.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 # vLLM's name for third-party backends, under which this package's backend is registered.
@@ -122,7 +121,12 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
             break
         refused[backend] = why
     else:
-        raise RouteError(_refusal(refused, device, model, asked))
+        if asked.backend is None:
+            tried = "; ".join(f"{name}: {why}" for name, why in refused.items())
+            raise RouteError(f"no attention backend on {device} can serve this model ({tried})")
+        free = [one for one in candidates_of(device) if obstacle(one, device, model, asked) is None]
+        remedy = f"choose {' or '.join(free)}" if free else "no other backend can, either"
+        raise RouteError(f"--attention-backend {asked.backend}: {refused[asked.backend]}; {remedy}")
     reason = "; ".join(f"{name}: {why}" for name, why in refused.items())
     version = flash_version(device, asked) if backend == "FLASH_ATTN" else None
     return Route(
@@ -214,21 +218,6 @@ def _obstacle_of_layer(
         ),
     )
     return next((why for holds, why in table if holds), None)
-
-
-def _refusal(
-    refused: Mapping[str, str], device: Device, model: ModelAttention, asked: Options
-) -> str:
-    """The message for a model that no backend can serve, or not the requested one.
-
-    `refused` says why each backend that came into question cannot.
-    """
-    if asked.backend is None:
-        tried = "; ".join(f"{name}: {why}" for name, why in refused.items())
-        return f"no attention backend on {device} can serve this model ({tried})"
-    free = [one for one in candidates_of(device) if obstacle(one, device, model, asked) is None]
-    remedy = f"choose {' or '.join(free)}" if free else "no other backend can, either"
-    return f"--attention-backend {asked.backend}: {refused[asked.backend]}; {remedy}"
 
 
 def method_of(backend: str, model: ModelAttention) -> str:

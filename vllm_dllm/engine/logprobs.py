@@ -53,6 +53,7 @@ class LogprobReports:
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
+        # By slot, the ids whose logprobs a request asks for, int64.
         self._named: dict[int, torch.Tensor] = {}
         # By the number of candidates: `ranked` and `_keep_chosen`, compiled.
         self._compiled: dict[int, tuple[Callable[..., Any], ...]] = {}
@@ -102,7 +103,10 @@ class LogprobReports:
         asked: list[tuple[int | torch.Tensor, list[tuple[int, int]]]] = []
         for index, slot, options in self.asking(on_host):
             if options.token_ids:
-                asked.append((self._named_ids(slot, options), [(index, slot)]))
+                if slot not in self._named:
+                    ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
+                    self._named[slot] = to_device(ids, self.slots.device)
+                asked.append((self._named[slot], [(index, slot)]))
             else:
                 alike.setdefault(self._most(options), []).append((index, slot))
         row_bytes = 4 * self.slots.kind.vocabulary
@@ -117,13 +121,6 @@ class LogprobReports:
             how = what, not self.reports_logits, self._functions(candidates)[0]
             summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))
-
-    def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
-        """The ids whose logprobs a request asks for, int64; they are copied to the device once."""
-        if slot not in self._named:
-            ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
-            self._named[slot] = to_device(ids, self.slots.device)
-        return self._named[slot]
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """Keep the logprobs of the positions that a step decided.
