@@ -426,6 +426,7 @@ class _Copy:
     def __init__(self, slots: int, device: torch.device) -> None:
         pinned = can_pin(device)
         self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=pinned)
+        self.array: np.ndarray = self.tensor.numpy()
         # Marks a copy as complete; None where copying is synchronous.
         self.event = torch.Event(device) if pinned else None
 
@@ -438,7 +439,7 @@ class _Copy:
         """Return the copied values, waiting for the copy if necessary."""
         if self.event is not None:
             self.event.synchronize()
-        return self.tensor.numpy()
+        return self.array
 
 
 class CanvasStarts:
