@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -426,9 +426,12 @@ class _Copy:
     def __init__(self, slots: int, device: torch.device) -> None:
         pinned = can_pin(device)
         self.tensor = torch.zeros((2, slots), dtype=torch.int64, pin_memory=pinned)
-        self.array: np.ndarray = self.tensor.numpy()
         # Marks a copy as complete; None where copying is synchronous.
         self.event = torch.Event(device) if pinned else None
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        return self.tensor.numpy()
 
     def take(self, values: torch.Tensor) -> None:
         self.tensor.copy_(values, non_blocking=True)
