@@ -237,7 +237,7 @@ def candidates(
 
 
 def biased(logits: torch.Tensor, changes: RowChanges | None) -> torch.Tensor:
-    """A changed copy of the logits ``[rows, vocabulary]``, in float32; they, if nothing changes."""
+    """A changed copy of logits ``[rows, vocabulary]`` in float32, or they if nothing changes."""
     if changes is None or (changes.on_host < 0).all():  # nobody's in this part of the batch
         return logits
     scores = logits.to(torch.float32, copy=True)
