@@ -211,9 +211,7 @@ class ExampleConnector(KVConnectorBase_V1):
             self.received.add(request_id)
             for n, page in enumerate(pages):
                 try:
-                    like = {name: cache[page.block] for name, cache in self.caches.items()}
-                    for name, tensor in load_page(page.file, page.address, like).items():
-                        like[name].copy_(tensor)
+                    self._load(page)
                 except PageError as error:
                     logger.error(
                         f"dllm: a page of request {request_id} is not loaded, and its file "
@@ -225,6 +223,11 @@ class ExampleConnector(KVConnectorBase_V1):
                     except OSError as failure:
                         logger.error("dllm: %s could not be removed: %s", page.file, failure)
                     break
+
+    def _load(self, page: SavedPage) -> None:
+        like = {name: cache[page.block] for name, cache in self.caches.items()}
+        for name, tensor in load_page(page.file, page.address, like).items():
+            self.caches[name][page.block].copy_(tensor)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: requests join a batch when all layers have been loaded."""
