@@ -28,11 +28,11 @@ from torch._inductor.exc import InductorError
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.ops.machine import Machine, measure, require_gpu, time_ms, write_json
+from tests.support.ops.attention import attention_reference
 from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
 from vllm_dllm.ops.attention.launch_triton import paged_attention
-from vllm_dllm.ops.attention.masks import Mask, MaskRule, QuerySpan
-from vllm_dllm.ops.attention.reference import attention_reference
+from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, QuerySpan, WindowRule
 
 PAGE = 128
 # Triton's interpreter multiplies no bfloat16.
@@ -46,7 +46,7 @@ class Shape:
     Attributes:
         name: as printed.
         heads, kv_heads, size: of the layer.
-        mask: of every request.
+        rule, width: of every request's mask, and of the layer's window, 0 without one.
         context: cached tokens of a request.
         query: query tokens of a request.
         requests: of the batch.
@@ -56,7 +56,8 @@ class Shape:
     heads: int
     kv_heads: int
     size: int
-    mask: Mask
+    rule: MaskRule
+    width: int
     context: int
     query: int
     requests: int
@@ -68,7 +69,7 @@ class Shape:
     def keys_seen(self) -> tuple[int, int]:
         """(query-key pairs, distinct keys) of one request."""
         q = torch.arange(*self.span)
-        first, end = masks.interval(q, self.span, self.mask.rule, self.mask.window_width)
+        first, end = masks.interval(q, self.span, self.rule, self.width)
         return int((end - first).sum()), int(end.max() - first.min())
 
     def flops(self) -> int:
@@ -117,7 +118,7 @@ def make_batch(shape: Shape, device: torch.device) -> Batch:
         * shape.query,
         seq_lens=whole + shape.span.end,
         page_table=table.view(shape.requests, pages).int(),
-        rule=MaskRule(whole + shape.mask.rule.block, whole + int(shape.mask.rule.window)),
+        rule=MaskRule(whole + shape.rule.block, whole + int(shape.rule.window)),
         max_query_len=shape.query,
         max_seq_len=shape.span.end,
     )
@@ -127,33 +128,33 @@ def make_batch(shape: Shape, device: torch.device) -> Batch:
         device=device,
         dtype=DTYPE,
     )
-    return Batch(
-        shape, query, store, queries, AttentionLayer(shape.size**-0.5, shape.mask.window_width)
-    )
+    return Batch(shape, query, store, queries, AttentionLayer(shape.size**-0.5, shape.width))
 
 
 def shapes(quick: bool) -> list[Shape]:
+    blocks, everything = MaskRule(32, WindowRule.NONE), MaskRule(WHOLE, WindowRule.NONE)
+    windows = [MaskRule(WHOLE, rule) for rule in (WindowRule.SYMMETRIC, WindowRule.REFERENCE)]
     if quick:
         return [
-            Shape("canvas", 4, 2, 32, masks.block_causal(32), 96, 32, 2),
-            Shape("prefill", 4, 2, 32, masks.block_causal(32), 0, 160, 1),
-            Shape("window", 4, 2, 32, masks.window_symmetric(48), 96, 32, 2),
-            Shape("reference", 4, 2, 32, masks.window_reference(48), 96, 64, 2),
+            Shape("canvas", 4, 2, 32, blocks, 0, 96, 32, 2),
+            Shape("prefill", 4, 2, 32, blocks, 0, 0, 160, 1),
+            Shape("window", 4, 2, 32, windows[0], 48, 96, 32, 2),
+            Shape("reference", 4, 2, 32, windows[1], 48, 96, 64, 2),
         ]
     chosen = []
     for context in (1024, 8192, 32768):
         for requests in (1, 16, 64):
             size = f"{context // 1024}k x{requests}"
-            llada2 = masks.block_causal(32)
-            chosen.append(Shape(f"llada2 canvas {size}", 16, 4, 128, llada2, context, 32, requests))
-            for mask in (masks.window_symmetric(1024), masks.window_reference(1024)):
-                name = f"gemma {mask.name} {size}"
-                chosen.append(Shape(name, 8, 4, 256, mask, context, 256, requests))
+            name = f"llada2 canvas {size}"
+            chosen.append(Shape(name, 16, 4, 128, blocks, 0, context, 32, requests))
+            for rule in windows:
+                name = f"gemma window_{rule.window.name.lower()}(1024) {size}"
+                chosen.append(Shape(name, 8, 4, 256, rule, 1024, context, 256, requests))
             name = f"gemma global {size}"
-            chosen.append(Shape(name, 8, 2, 512, masks.bidirectional(), context, 256, requests))
+            chosen.append(Shape(name, 8, 2, 512, everything, 0, context, 256, requests))
     for prompt in (2048, 8192):
         name = f"llada2 prefill {prompt // 1024}k"
-        chosen.append(Shape(name, 16, 4, 128, masks.block_causal(32), 0, prompt, 1))
+        chosen.append(Shape(name, 16, 4, 128, blocks, 0, 0, prompt, 1))
     return chosen
 
 
@@ -171,7 +172,7 @@ def ours(batch: Batch, queries: QueryBatch | None = None) -> Callable[[], torch.
 def virtual_sequences(batch: Batch) -> Callable[[], torch.Tensor] | None:
     """The same prefill as one non-causal sequence for each block, on the same kernel."""
     shape, queries = batch.shape, batch.queries
-    block = shape.mask.rule.block
+    block = shape.rule.block
     if shape.context or shape.query <= block:
         return None
     count = shape.query // block
@@ -182,7 +183,7 @@ def virtual_sequences(batch: Batch) -> Callable[[], torch.Tensor] | None:
         query_start=torch.arange(count + 1, dtype=torch.int32, device=device) * block,
         seq_lens=end + shape.context,
         page_table=queries.page_table.expand(count, -1).contiguous(),
-        rule=MaskRule(torch.full_like(end, masks.WHOLE), torch.zeros_like(end)),
+        rule=MaskRule(torch.full_like(end, WHOLE), torch.zeros_like(end)),
         max_query_len=block,
     )
     return ours(batch, cut)
@@ -192,7 +193,7 @@ def sdpa(batch: Batch) -> Callable[[], Any]:
     """PyTorch's attention, with a dense mask where not all keys are seen."""
     shape = batch.shape
     query, keys, values = batch.contiguous()
-    dense = shape.mask.dense(shape.span, query.device)
+    dense = masks.visible(shape.span, shape.rule, shape.width, query.device)
     mask = None if bool(dense.all()) else dense
     return lambda: torch.nn.functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, enable_gqa=True
@@ -200,14 +201,15 @@ def sdpa(batch: Batch) -> Callable[[], Any]:
 
 
 def flex(batch: Batch) -> Callable[[], Any]:
-    """FlexAttention, compiled, with the mask's own predicate."""
+    """FlexAttention, compiled, with the rule's own intervals."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     shape = batch.shape
     query, keys, values = batch.contiguous()
 
     def sees(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return shape.mask.sees(q + shape.context, k, shape.span)
+        first, end = masks.interval(q + shape.context, shape.span, shape.rule, shape.width)
+        return (first <= k) & (k < end)
 
     torch._dynamo.reset()  # else it stops compiling after some shapes, and runs unfused
     blocks = create_block_mask(sees, None, None, shape.query, shape.span.end, device=query.device)
@@ -217,10 +219,10 @@ def flex(batch: Batch) -> Callable[[], Any]:
 
 def unified(batch: Batch) -> Callable[[], Any] | None:
     """Triton attention of vLLM with a causal flag per request, or None if it does not apply."""
-    rule = batch.shape.mask.rule
-    if rule.block not in (1, masks.WHOLE) and batch.shape.query > rule.block:
+    rule = batch.shape.rule
+    if rule.block not in (1, WHOLE) and batch.shape.query > rule.block:
         return None
-    if rule.window == masks.WindowRule.REFERENCE:
+    if rule.window == WindowRule.REFERENCE:
         return None
     try:
         from vllm.triton_utils import HAS_TRITON
@@ -231,7 +233,7 @@ def unified(batch: Batch) -> Callable[[], Any] | None:
         return None
     queries, shape = batch.queries, batch.shape
     out, unit = torch.empty_like(batch.query), torch.ones(1, device=batch.query.device)
-    width = shape.mask.window_width - 1
+    width = shape.width - 1
     descale = unit.expand(shape.requests, shape.kv_heads)
     # Room for its own split of keys, as vLLM's metadata builder makes it.
     rows, parts = 128 // shape.kv_heads, 16
@@ -330,7 +332,7 @@ def check(batch: Batch) -> float:
         # Only the first group's heads: the scores of a long prefill take much memory.
         group = shape.heads // shape.kv_heads
         kv = PagedKV(batch.kv.keys[:, :, :1], batch.kv.values[:, :, :1])
-        arguments = (batch.query[tokens, :group], kv, request, batch.layer, [shape.mask])
+        arguments = (batch.query[tokens, :group], kv, request, batch.layer)
         truth = attention_reference(*arguments, torch.float64)
         budget = attention_reference(*arguments, DTYPE).double() - truth
         error = out[tokens, :group].double() - truth

@@ -115,8 +115,8 @@ class Batch:
         temperature[::7] = 0
         keys = row_keys(torch.arange(shape.rows, device=device), 1)
 
-        def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-            return capped((hidden @ weight[first:end].T).float(), shape.cap)
+        def logits(hidden: torch.Tensor) -> torch.Tensor:
+            return capped((hidden @ weight.T).float(), shape.cap)
 
         head = Head(logits, shape.vocabulary, embedding, None, weight, shape.cap)
         return cls(shape, hidden, head, temperature, keys)

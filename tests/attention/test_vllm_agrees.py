@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
-from vllm_dllm.attention.obstacles import flash_version
 from vllm_dllm.attention.routes import (
     Device,
     LayerShape,
@@ -21,6 +20,7 @@ from vllm_dllm.attention.routes import (
     Options,
     RouteError,
     choose_route,
+    flash_version,
 )
 
 ON_CUDA = {name: device for name, device in DEVICES.items() if device.platform == "cuda"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.masked_references import MASK, REFERENCES, L, Row, fresh_state
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext
-from vllm_dllm.decoding.names import algorithms
+from vllm_dllm.decoding.registry import algorithms
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, RowStatistics
 
 # Rules that move tokens have other properties and tests of their own.

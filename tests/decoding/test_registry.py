@@ -13,7 +13,7 @@ import pytest
 from vllm_dllm.decoding import Algorithm, get_algorithm, register_algorithm, registry
 from vllm_dllm.decoding.entropy_bound import EntropyBound, MaskedEntropyBound
 from vllm_dllm.decoding.joint_threshold import JointThreshold
-from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.registry import algorithm_names
 from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.ranges import SettingsError
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from vllm.config.compilation import CompilationMode
 
-from vllm_dllm.engine import kernel_choice as rule
+from vllm_dllm.engine import readout as rule
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.readout import make_readout
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
 
@@ -75,14 +74,14 @@ def test_a_kernel_that_does_not_run_fails() -> None:
 def test_the_readout_says_which_kernels_it_has(mask: int | None) -> None:
     """Catches a self-test on a GPU that took every Triton kernel for one of PyTorch's."""
     slots = SlotState(1, CanvasKind(4, 16, mask, aligned=True), CPU)
-    head = Head(lambda hidden, first, end: hidden[:, first:end], 16, weight=torch.zeros(16, 8))
+    head = Head(lambda hidden: hidden, 16, weight=torch.zeros(16, 8))
     model = SimpleNamespace(head=None, has_head=True, tiled_head=lambda: head)
     eager = SimpleNamespace(
         compilation_config=SimpleNamespace(mode=CompilationMode.NONE, backend=""),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
     made = [
-        make_readout(model, slots, OptionalParts(slots, "raw_logprobs"), eager, kernels)
+        rule.make_readout(model, slots, OptionalParts(slots, "raw_logprobs"), eager, kernels)
         for kernels in ("torch", "triton", "auto")
     ]
     assert [readout.triton for readout in made] == [False, True, False]

@@ -83,11 +83,8 @@ def reading(slots: SlotState, logits: torch.Tensor) -> Callable[[OptionalParts],
 
     if slots.kind.mask_token is not None:
         return lambda parts: MaskedReadout(rows, slots, parts)
-    head = Head(
-        lambda hidden, first, end: rows(hidden)[:, first:end].float(),
-        slots.kind.vocabulary,
-        embedding=torch.eye(slots.kind.vocabulary),
-    )
+    count = slots.kind.vocabulary
+    head = Head(lambda hidden: rows(hidden).float(), count, embedding=torch.eye(count))
     return lambda parts: NoiseReadout(head, slots, parts)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from vllm_dllm.engine.contracts import Batch, StepPlan
 from vllm_dllm.engine.optional_parts import DEFAULTS, ROW_PARAMETERS
-from vllm_dllm.engine.row_options import RowOptions, RowOptionState
+from vllm_dllm.engine.row_options import RowOptions, RowOptionState, RowWork
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.token_choice import biased as changed
 from vllm_dllm.ops.statistics.row_changes import MOST_SCORE
@@ -122,21 +122,21 @@ def test_each_request_gets_its_own(dtype: torch.dtype, history: torch.Tensor) ->
     slots = options.slots
     for names in batches():
         own = rng.permutation(SLOTS)[: len(names)].tolist()
+        slots.failure.fill_(0)
         for slot, name in zip(own, names, strict=True):
             put(options, slot, ASKED[name])
             slots.start[slot] = int(rng.integers(PROMPT // L, 4)) * L
-        slots.failure.fill_(0)
         draws = 4 * torch.randn(len(own) * L, VOCABULARY, generator=seeded(len(names)))
         logits = draws.to(dtype, copy=True)
         logits[0, :4] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0])
         given = logits.clone().view(-1, L, VOCABULARY)
         plan = plan_of(options, own)
-        got = changed(logits, options.changes(plan), copy=True).view(-1, L, VOCABULARY)
+        got = changed(logits, options.changes(plan)).view(-1, L, VOCABULARY)
         assert torch.equal(logits.view_as(given), given)
         filtered = options.filtered(draws / 2, plan).view(-1, L, VOCABULARY)
         for row, (slot, name) in enumerate(zip(own, names, strict=True)):
             asked, wanted = ASKED[name] or PLAIN, given[row]
-            if asked.biases:
+            if asked.work & RowWork.BIASES:
                 start = int(slots.start[slot])
                 wanted = biased(wanted, asked, history[slot].tolist(), start)
             assert torch.equal(got[row], wanted), (names, row)

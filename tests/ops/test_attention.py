@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from tests.support.ops.attention import attention_reference
 from tests.support.ops.interpreter import interpreted
-from vllm_dllm.ops.attention import masks
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
-from vllm_dllm.ops.attention.masks import Mask, MaskRule
-from vllm_dllm.ops.attention.reference import attention_reference
+from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, WindowRule
 
 kernel = interpreted("vllm_dllm.ops.attention.launch_triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,13 +33,12 @@ AWKWARD = ((1, 1), (31, 31), (33, 63), (63, 129), (129, 129), (0, 0), (1, 130), 
 
 @dataclass
 class Case:
-    """A batch in pages whose unused slots are NaN, and its masks."""
+    """A batch in pages whose unused slots are NaN, and the rules of its masks."""
 
     query: torch.Tensor
     kv: PagedKV
     queries: QueryBatch
     layer: AttentionLayer
-    masks: list[Mask]
 
     @property
     def tokens(self) -> int:
@@ -52,9 +50,8 @@ class Case:
         return out
 
     def reference(self, dtype: torch.dtype) -> torch.Tensor:
-        return attention_reference(
-            self.query, self.kv, self.queries, self.layer, self.masks, dtype
-        )[: self.tokens].double()
+        found = attention_reference(self.query, self.kv, self.queries, self.layer, dtype)
+        return found[: self.tokens].double()
 
     def check(self, tiles=None) -> torch.Tensor:
         """Within the budget, every row of a query written, no other row touched."""
@@ -76,8 +73,9 @@ def rms(error: torch.Tensor) -> torch.Tensor:
 
 def make_case(
     lengths,
-    which: list[Mask],
+    which: list[MaskRule],
     *,
+    width: int = 0,
     heads: int = 4,
     kv_heads: int = 2,
     size: int = 32,
@@ -85,7 +83,7 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     layer: AttentionLayer | None = None,
 ) -> Case:
-    """Random numbers for requests of the given (query tokens, sequence tokens) and masks."""
+    """Random numbers for requests of the given (query tokens, sequence tokens) and rules."""
     generator = torch.Generator().manual_seed(0)
     rows, pages = len(lengths), max(-(-end // page) for _, end in lengths) + 1
     # Pages in no order; two more than are used.
@@ -98,10 +96,7 @@ def make_case(
     store = store.to(DEVICE, dtype)
     start = torch.tensor([0, *(query for query, _ in lengths)]).cumsum(0)
     query = torch.randn(int(start[-1]) + 3, heads, size, generator=generator)
-    rule = MaskRule(
-        torch.tensor([mask.rule.block for mask in which], dtype=torch.int32, device=DEVICE),
-        torch.tensor([int(mask.rule.window) for mask in which], dtype=torch.int32, device=DEVICE),
-    )
+    rule = MaskRule(*torch.tensor(which, dtype=torch.int32, device=DEVICE).T.contiguous())
     queries = QueryBatch(
         start.int().to(DEVICE),
         torch.tensor([end for _, end in lengths], dtype=torch.int32, device=DEVICE),
@@ -111,26 +106,24 @@ def make_case(
         max_seq_len=max(end for _, end in lengths),
     )
     kv = PagedKV(store[..., :size], store[..., size:])
-    layer = layer or AttentionLayer(size**-0.5, max(mask.window_width for mask in which))
-    return Case(query.to(DEVICE, dtype), kv, queries, layer, which)
+    layer = layer or AttentionLayer(size**-0.5, width)
+    return Case(query.to(DEVICE, dtype), kv, queries, layer)
 
 
-ALL_MASKS = (
-    masks.causal(),
-    masks.block_causal(32),
-    masks.bidirectional(),
-    masks.window_causal(WINDOW),
-    masks.window_symmetric(WINDOW),
-    masks.window_reference(WINDOW),
-)
+CAUSAL, BLOCKS, BIDIRECTIONAL = (MaskRule(n, WindowRule.NONE) for n in (1, 32, WHOLE))
+WINDOW_CAUSAL = MaskRule(1, WindowRule.SYMMETRIC)
+WINDOW_SYMMETRIC = MaskRule(WHOLE, WindowRule.SYMMETRIC)
+WINDOW_REFERENCE = MaskRule(WHOLE, WindowRule.REFERENCE)
+ALL_RULES = (CAUSAL, BLOCKS, BIDIRECTIONAL, WINDOW_CAUSAL, WINDOW_SYMMETRIC, WINDOW_REFERENCE)
 
 
 @pytest.mark.parametrize(
     "tiles", [SMALL, pytest.param(HALVES, marks=pytest.mark.slow)], ids=["whole", "split"]
 )
-@pytest.mark.parametrize("mask", ALL_MASKS, ids=lambda mask: mask.name)
-def test_each_mask_at_awkward_sizes(mask: Mask, tiles) -> None:
-    make_case(AWKWARD, [mask] * len(AWKWARD)).check(tiles)
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: f"{rule.block}-{rule.window.name}")
+def test_each_mask_at_awkward_sizes(rule: MaskRule, tiles) -> None:
+    width = 0 if rule.window == WindowRule.NONE else WINDOW
+    make_case(AWKWARD, [rule] * len(AWKWARD), width=width).check(tiles)
 
 
 @pytest.mark.slow
@@ -149,8 +142,8 @@ def test_all_rules_in_one_batch(page: int, tiles) -> None:
     On a layer with a window the rules without one are what a global layer's would be.
     """
     lengths = ((33, 63), (32, 96), (63, 63), (0, 0), (31, 129), (40, 200), (1, 31))
-    which = [ALL_MASKS[i] for i in (0, 1, 2, 0, 4, 5, 3)]
-    make_case(lengths, which, page=page).check(tiles)
+    which = [ALL_RULES[i] for i in (0, 1, 2, 0, 4, 5, 3)]
+    make_case(lengths, which, width=WINDOW, page=page).check(tiles)
 
 
 @pytest.mark.slow
@@ -159,7 +152,7 @@ def test_all_rules_in_one_batch(page: int, tiles) -> None:
 def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
     """Groups that are no power of two, head sizes that are none, both low precisions."""
     lengths = ((33, 65), (32, 64), (5, 70))
-    which = [masks.causal(), masks.block_causal(32), masks.bidirectional()]
+    which = [CAUSAL, BLOCKS, BIDIRECTIONAL]
     case = make_case(lengths, which, heads=heads, kv_heads=kv_heads, size=size, dtype=dtype)
     case.check()
     case.check(SPLIT)
@@ -168,7 +161,7 @@ def test_heads_and_dtypes(heads: int, kv_heads: int, size: int, dtype: torch.dty
 @pytest.mark.parametrize("size", [128, 256, 512])
 def test_the_models_head_sizes(size: int) -> None:
     lengths = ((32, 160), (40, 40))
-    which = [masks.bidirectional(), masks.causal()]
+    which = [BIDIRECTIONAL, CAUSAL]
     make_case(lengths, which, size=size, dtype=torch.bfloat16, page=64).check()
 
 
@@ -178,19 +171,14 @@ def test_soft_cap_and_sinks(tiles) -> None:
     sinks = torch.tensor([5.0, 0.0, -5.0, -torch.inf], device=DEVICE)
     layer = AttentionLayer(scale=1.0, window_width=WINDOW, soft_cap=3.0, sinks=sinks)
     lengths = ((33, 63), (1, 31), (32, 96))
-    which = [
-        masks.window_causal(WINDOW),
-        masks.window_symmetric(WINDOW),
-        masks.window_reference(WINDOW),
-    ]
-    make_case(lengths, which, layer=layer).check(tiles)
+    make_case(lengths, list(ALL_RULES[3:]), layer=layer).check(tiles)
 
 
 @pytest.mark.parametrize("tiles", [SMALL, SPLIT], ids=["whole", "split"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
     """The reference reads the same rounded numbers, so only the arithmetic differs."""
-    case = make_case(((33, 63), (32, 96)), [masks.causal(), masks.block_causal(32)])
+    case = make_case(((33, 63), (32, 96)), [CAUSAL, BLOCKS])
     scales = [torch.tensor([s], device=DEVICE) for s in (0.5, 1.5)]
     case.kv = PagedKV(case.kv.keys.to(dtype), case.kv.values.to(dtype), *scales)
     case.check(tiles)
@@ -198,7 +186,7 @@ def test_float8_keys_and_values(dtype: torch.dtype, tiles) -> None:
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:
     """A block rule of a sequence whose cached keys all lie outside the window."""
-    case = make_case(((4, 40),), [masks.window_causal(4)])
+    case = make_case(((4, 40),), [WINDOW_CAUSAL], width=4)
     # Rows whose window is empty do not occur in a model; a sequence of no keys at all does,
     # while a graph is captured.
     case.queries = replace(case.queries, seq_lens=torch.zeros_like(case.queries.seq_lens))
@@ -208,14 +196,14 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
 
 def test_padding_of_a_uniform_batch_is_left_alone() -> None:
     """Under a CUDA graph requests of no token follow the real ones, with stale numbers."""
-    case = make_case(((32, 64), (32, 96), (0, 500), (0, 7)), [masks.block_causal(32)] * 4)
+    case = make_case(((32, 64), (32, 96), (0, 500), (0, 7)), [BLOCKS] * 4)
     case.check(SMALL)
     case.check(SPLIT)
 
 
 def test_other_strides() -> None:
     """Heads before slots, as vLLM lays its pages out for some backends, and padded queries."""
-    case = make_case(((33, 63), (1, 31)), [masks.causal()] * 2)
+    case = make_case(((33, 63), (1, 31)), [CAUSAL] * 2)
     store = torch.cat([case.kv.keys, case.kv.values], -1).transpose(1, 2).contiguous()
     store = store.transpose(1, 2)
     size = case.kv.keys.shape[-1]
@@ -229,14 +217,13 @@ def test_other_strides() -> None:
 def test_results_do_not_depend_on_the_batch() -> None:
     """Bit for bit the same alone and among others, as long as the tiles are."""
     lengths = ((33, 63), (32, 96), (63, 129))
-    which = [masks.causal(), masks.block_causal(32), masks.bidirectional()]
+    which = [CAUSAL, BLOCKS, BIDIRECTIONAL]
     case = make_case(lengths, which)
     together = case.run(SMALL)
     queries = case.queries
     alone = replace(
         case,
         query=case.query[33:65],
-        masks=which[1:2],
         queries=replace(
             queries,
             query_start=queries.query_start[1:3] - 33,
@@ -250,7 +237,7 @@ def test_results_do_not_depend_on_the_batch() -> None:
 
 def test_tiles_without_work_are_never_read() -> None:
     """Poison in every page that no query may see; a tile that is read and masked would show it."""
-    case = make_case(((32, 256),), [masks.window_reference(33)], page=32)
+    case = make_case(((32, 256),), [WINDOW_REFERENCE], width=33, page=32)
     case.check(SMALL)
     before = case.run(SMALL)
     case.queries.page_table[0, :6] = 1 << 30  # reading there would be far outside the pages
@@ -260,7 +247,7 @@ def test_tiles_without_work_are_never_read() -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="needs an address space without memory behind it")
 def test_offsets_beyond_32_bits() -> None:
     """Pages whose numbers times their stride exceed 2^31 elements."""
-    case = make_case(((4, 20),), [masks.causal()], page=16, size=16)
+    case = make_case(((4, 20),), [CAUSAL], page=16, size=16)
     stride = 3 << 28
     rows = case.kv.keys.shape[0]
     # Untouched pages of an anonymous mapping take no memory.
@@ -274,7 +261,7 @@ def test_offsets_beyond_32_bits() -> None:
 
 
 def test_refusals() -> None:
-    case = make_case(((4, 20),), [masks.causal()], heads=3, kv_heads=2)
+    case = make_case(((4, 20),), [CAUSAL], heads=3, kv_heads=2)
     with pytest.raises(ValueError, match="3 heads of 32 on 2 KV heads"):
         case.run()
 
@@ -284,7 +271,7 @@ def test_refusals() -> None:
 
 def test_keys_are_split_where_programs_are_few() -> None:
     """By shape alone: a window bounds the keys, a short sequence is left whole."""
-    case = make_case(((4, 20),), [masks.causal()])
+    case = make_case(((4, 20),), [CAUSAL])
     far = replace(case.queries, max_seq_len=32768)
     assert kernel._splits(33, far, case.layer) == 32
     assert kernel._splits(3, far, case.layer) == 2

@@ -156,11 +156,11 @@ def test_ranked_tokens_equal_a_sort(dtype: torch.dtype) -> None:
 def head_of(c: dict[str, torch.Tensor], **changes: Any) -> Head:
     """A head whose hidden states are row numbers of the logits."""
 
-    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        return c["logits"][hidden[:, 0], first:end]
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        return c["logits"][hidden[:, 0], head.ids.start : head.ids.stop]
 
-    given = {"embedding": c["embedding"], **changes}
-    return Head(logits, c["logits"].shape[1], **given)
+    head = Head(logits, c["logits"].shape[1], **{"embedding": c["embedding"], **changes})
+    return head
 
 
 # One id; less than a group; whole groups; a ragged one.
@@ -192,7 +192,7 @@ def test_ranks_find_what_one_finds(vocabulary: int, ranks: int) -> None:
 
     def rank(shard: Shard) -> tuple[Any, ...]:
         head = head_of(c, embedding=c["embedding"][shard.first : shard.end], shard=shard)
-        own = head.logits(index, head.ids.start, head.ids.stop)
+        own = head.logits(index)
         whole = head.of_all_ranks(own)
         found, weight = sampled_partials(whole, *given, group_starts(0, vocabulary, whole.device))
         mean = soft_embedding(weight, head, c["temperature"], found, found)
@@ -214,13 +214,9 @@ def test_shards_that_begin_inside_a_group_draw_the_distribution() -> None:
     logits[0, width + 5] = 3.0
 
     def rank(shard: Shard) -> torch.Tensor:
-        head = Head(
-            logits=lambda hidden, a, b: logits[:, a:b].repeat(len(hidden), 1),
-            vocabulary=vocabulary,
-            shard=shard,
-        )
+        head = head_of({"logits": logits, "embedding": None}, shard=shard)
         keys, temperature = row_keys(torch.arange(rows), 4), torch.ones(rows)
-        own = head.logits(torch.zeros(rows, 1), head.ids.start, head.ids.stop)
+        own = head.logits(torch.zeros(rows, 1, dtype=torch.int64))
         return found_by(own, head, temperature, keys)[0].sample
 
     samples, same = on_ranks(2, vocabulary, width, rank)

@@ -624,8 +624,8 @@ def planted(cap: float | None, spread: float) -> tuple[torch.Tensor, Head]:
     weight[half:] = weight[:half]
     weight[half::2, 0] += 1 / 32
     weight = weight.bfloat16().to(DEVICE)
-    hidden, logits = hidden.bfloat16(), logits_of(weight, 0, cap)
-    found = logits(hidden, 0, vocabulary)
+    hidden, logits = hidden.bfloat16(), logits_of(weight, cap)
+    found = logits(hidden)
     tied = (found == found.amax(-1, keepdim=True)).sum(-1) > 1
     assert tied.float().mean() > 0.8
     return hidden, Head(logits, vocabulary, None, None, weight, cap)
@@ -644,12 +644,12 @@ def test_ties_of_the_head_and_of_draws(cap: float | None, spread: float) -> None
     keys, temperature = row_keys(rows, 5), (rows % 2) * 0.75
     assert torch.equal(
         rows_triton.head_statistics(hidden, head, tile=TIES).token,
-        head.logits(hidden, 0, head.vocabulary).argmax(-1),
+        head.logits(hidden).argmax(-1),
     )
     given = rows_of(head.products(hidden), cap), None, temperature, keys
     tile = rows_triton.IN_MEMORY if NATIVE else TIES
     got = rows_triton.logits_statistics(*given, tile=tile).sampled_statistics(temperature == 0)
-    logits = head.logits(hidden, 0, head.vocabulary)
+    logits = head.logits(hidden)
     scaled = logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
     # Two scores within float32 rounding may swap.
     sure = decided(scaled, keys) | (temperature == 0)
@@ -668,7 +668,7 @@ def test_ties_with_a_forbidden_id_and_on_ranks() -> None:
     """A masked model's statistics by both kernels; the lower rank wins a tie."""
     forbidden = 70
     hidden, head = planted(None, 30.0)
-    logits = head.logits(hidden, 0, head.vocabulary).bfloat16()
+    logits = head.logits(hidden).bfloat16()
     want = row_statistics(logits.clone(), forbidden)
     found = rows_triton.head_statistics(hidden, head, forbidden=forbidden, tile=TIES)
     assert torch.equal(found.token, want.token)
@@ -700,17 +700,16 @@ def test_the_self_test_passes(
     dtype: torch.dtype, masked: bool, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With fewer rows: the interpreter takes a second for each hundred."""
-    monkeypatch.setattr(self_test, "ROWS", (20, 40))
+    monkeypatch.setattr(self_test, "TILE_ROWS", (20, 40))
     assert self_test.failures(head_of(dtype, cap), masked) == []
 
 
 def test_no_draw_of_the_self_test_is_within_rounding() -> None:
     """Or a GPU, whose logarithms differ in their last bits, could fail for no reason."""
-    for rows in self_test.ROWS:  # DiffusionGemma's width
+    for rows in self_test.TILE_ROWS:  # DiffusionGemma's width
         case = self_test._Case(head_of(torch.bfloat16, 30.0, 2816), rows)
         warm = case.temperature > 0
-        logits = case._logits(case.hidden, 0, self_test.IDS)
-        scaled = logits / torch.where(warm, case.temperature, 1.0)[:, None]
+        scaled = case.scores / torch.where(warm, case.temperature, 1.0)[:, None]
         assert decided(scaled, case.keys)[warm].all()
 
 
@@ -724,6 +723,6 @@ def test_the_self_test_names_what_fails(monkeypatch: pytest.MonkeyPatch) -> None
         partials.token[partials.token < self_test.IDS - self_test.COPIED] += self_test.COPIED
         return partials
 
-    monkeypatch.setattr(self_test, "ROWS", (20,))
+    monkeypatch.setattr(self_test, "TILE_ROWS", (20,))
     monkeypatch.setattr(self_test, "head_statistics", wrong)
     assert self_test.failures(head_of(torch.bfloat16), True) == ["head: token of 20 rows"]

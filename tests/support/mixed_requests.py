@@ -13,7 +13,7 @@ from examples.tiny.training import Encoder
 from tests.support.checkpoints import TINY_GEMMA, TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine
 from vllm_dllm.decoding import get_algorithm
-from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.registry import algorithm_names
 
 TRACED = dict.fromkeys(("diffusion_trace", "diffusion_return_step_maps", "diffusion_replay"), True)
 FAMILIES: dict[str, tuple[Path, int, Any, str]] = {

@@ -10,7 +10,9 @@ KV cache. There are four methods:
   again as a separate sequence (DiffusionGemma's reference window on the CPU).
 
 There are no fallbacks: `choose_route` returns a route in which every part works, or refuses what
-the user asked for. What concerns other backends than the CPU's is in `obstacles`.
+the user asked for. The limits of backends decide which one a server gets that asks for none, and
+keep masks away from backends that would compute them wrongly. Whatever else a backend lacks, vLLM
+refuses by the option's name.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 
 # vLLM's name for third-party backends, under which this package's backend is registered.
 OURS = "CUSTOM"
+TRIED = ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN", OURS)
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Of the CPU's backend and of this package's.
 KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -118,15 +121,14 @@ def choose_route(device: Device, model: ModelAttention, asked: Options) -> Route
             break
         refused[backend] = why
     else:
-        from vllm_dllm.attention.obstacles import refusal
-
-        raise RouteError(refusal(refused, device, model, asked))
+        if asked.backend is None:
+            tried = "; ".join(f"{name}: {why}" for name, why in refused.items())
+            raise RouteError(f"no attention backend on {device} can serve this model ({tried})")
+        free = [one for one in candidates_of(device) if obstacle(one, device, model, asked) is None]
+        remedy = f"choose {' or '.join(free)}" if free else "no other backend can, either"
+        raise RouteError(f"--attention-backend {asked.backend}: {refused[asked.backend]}; {remedy}")
     reason = "; ".join(f"{name}: {why}" for name, why in refused.items())
-    version = None
-    if backend == "FLASH_ATTN":
-        from vllm_dllm.attention.obstacles import flash_version
-
-        version = flash_version(device, asked)
+    version = flash_version(device, asked) if backend == "FLASH_ATTN" else None
     return Route(
         backend=backend,
         flash_version=version,
@@ -147,23 +149,75 @@ def candidates_of(device: Device) -> tuple[str, ...]:
 def obstacle(name: str, device: Device, model: ModelAttention, asked: Options) -> str | None:
     """Why a backend cannot serve a model, or None."""
     for layer in model.layers:
-        if (device.platform, name) == ("cpu", "CPU_ATTN"):
-            why = _obstacle_on_cpu(layer.head_size, asked)
-        else:
-            from vllm_dllm.attention.obstacles import obstacle_of_layer
-
-            why = obstacle_of_layer(name, layer, device, model, asked)
+        why = _obstacle_of_layer(name, layer, device, model, asked)
         if why is not None:
             return f"{layer}: {why}" if len(model.layers) > 1 else why
     return None
 
 
-def _obstacle_on_cpu(head_size: int, asked: Options) -> str | None:
-    if asked.kv_cache_dtype not in KV_CACHE_DTYPES:
-        return f"it has no KV cache of {asked.kv_cache_dtype}"
-    if (asked.page_size or 0) % CPU_PAGE_UNIT:
-        return f"its pages are multiples of {CPU_PAGE_UNIT} tokens"
-    return None if head_size in CPU_HEAD_SIZES else f"it has no heads of size {head_size}"
+def _obstacle_of_layer(
+    name: str, layer: LayerShape, device: Device, model: ModelAttention, asked: Options
+) -> str | None:
+    """Why a backend cannot serve some layers of a model, or None: the first row that applies."""
+    flash, triton, cpu = (name == one for one in ("FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN"))
+    version = flash_version(device, asked) if flash else None
+    candidates = candidates_of(device)
+    mixed = not model.block_causal  # prompts are causal and canvases are not
+    float8 = asked.kv_cache_dtype.startswith("fp8")
+    # For a whole query tile, vLLM's Triton kernel drops the values beyond the right edge of the
+    # window of the tile's *first* row, but leaves their weights in the sum. A canvas of at most W
+    # tokens never reaches that edge.
+    beyond_window = mixed and layer.window is not None and model.canvas_length > layer.window
+    table = (
+        (name not in TRIED, "it has not been tried with block diffusion"),
+        (name not in candidates, f"{device} has {' and '.join(candidates)} only"),
+        (
+            cpu and asked.kv_cache_dtype not in KV_CACHE_DTYPES,
+            f"it has no KV cache of {asked.kv_cache_dtype}",
+        ),
+        (
+            cpu and (asked.page_size or 0) % CPU_PAGE_UNIT,
+            f"its pages are multiples of {CPU_PAGE_UNIT} tokens",
+        ),
+        (
+            cpu and layer.head_size not in CPU_HEAD_SIZES,
+            f"it has no heads of size {layer.head_size}",
+        ),
+        ((triton or name == OURS) and not device.triton, "vLLM has no Triton here"),
+        (flash and version is None, f"vLLM has no FlashAttention for {device} here"),
+        (
+            flash and model.dtype not in ("float16", "bfloat16"),
+            f"FlashAttention has no {model.dtype} (--dtype)",
+        ),
+        (flash and float8, "it has no float8 KV cache for every head size (--kv-cache-dtype)"),
+        (
+            flash and version == 3 and model.block_causal,
+            "FlashAttention 3 keeps one entry for each of max_num_seqs requests beside full CUDA "
+            "graphs, and the blocks of a prompt are more sequences than that",
+        ),
+        # "dynamic_causal is only supported on SM90": an assertion of FlashAttention 4.
+        (
+            flash and mixed and (version != 4 or major_of(device) != 9),
+            f"FlashAttention {version} has no causal flag for each request on {device}; "
+            "FlashAttention 4 has one, on SM90",
+        ),
+        # vLLM's `TritonAttentionImpl`, of which this package's is a subclass, raises for it.
+        (
+            (triton or name == OURS) and float8 and (device.capability or (99, 0)) < (8, 9),
+            f"its float8 KV cache (--kv-cache-dtype) needs SM89 or later, this is {device}",
+        ),
+        (
+            (triton or flash) and mixed and layer.window and model.window == "reference",
+            "it has no left edge of the window that is the same for a whole canvas "
+            "(dllm.window=reference)",
+        ),
+        (
+            triton and beyond_window,
+            f"a canvas of {model.canvas_length} is longer than the window {layer.window}, which "
+            "it computes wrongly",
+        ),
+    )
+    return next((why for holds, why in table if holds), None)
 
 
 def method_of(backend: str, model: ModelAttention) -> str:
@@ -186,9 +240,28 @@ def page_size(
     if asked.page_size is not None or not model.block_causal:
         return asked.page_size
     usual, unit = CPU_PAGE, CPU_PAGE_UNIT
-    if device.platform != "cpu":
-        from vllm_dllm.attention.obstacles import usual_page
-
-        usual = unit = usual_page(version)
+    if device.platform != "cpu":  # tiles of FlashAttention 4 have 128 keys
+        usual = unit = 128 if version == 4 else 16
     unit = math.lcm(model.canvas_length, unit)
     return unit * math.ceil(usual / unit)
+
+
+def flash_version(device: Device, asked: Options) -> int | None:
+    """The version of FlashAttention that vLLM uses for a diffusion model, or None.
+
+    This follows vLLM's ``get_flash_attn_version``, which prefers version 4 to 3 for diffusion
+    models. On SM100 vLLM takes version 2 for some heads, where the difference has no effect here.
+    """
+    there, major = device.flash_versions, major_of(device)
+    if device.platform != "cuda" or major < 8:
+        return None
+    newest = [version for version in (4, 3) if version in there and major in (9, 10)]
+    version = asked.flash_version or next(iter(newest), 2)
+    if version == 3 and (major >= 10 or 4 in there):
+        version = 4 if 4 in there else 2
+    return version if version in there else None
+
+
+def major_of(device: Device) -> int:
+    """The major number of the compute capability; 0 if there is none."""
+    return device.capability[0] if device.capability else 0

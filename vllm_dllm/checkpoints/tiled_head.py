@@ -21,7 +21,7 @@ def tiled_head(
     embedding: torch.Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Head:
-    """This rank's part of a head, computed by ranges of ids.
+    """This rank's part of a head.
 
     Args:
         lm_head: vLLM's parallel head.
@@ -47,7 +47,7 @@ def tiled_head(
         width = lm_head.num_embeddings_per_partition
         shard = Shard(first, end, width, gather, tensor_model_parallel_all_reduce)
     return Head(
-        logits_of(weight, first, soft_cap),
+        logits_of(weight, soft_cap),
         vocabulary,
         None if embedding is None else embedding[: len(weight)],
         shard,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from typing import Any, TypeVar
 
 from vllm_dllm.decoding.base import Algorithm, Corruption
-from vllm_dllm.ranges import SettingsError, listed, shown
+from vllm_dllm.ranges import SettingsError, closest, listed, shown
 
 ENTRY_POINTS = "vllm_dllm.algorithms"
 # Algorithms by the kind of model and the name that users write. A built-in one is a module of this
@@ -32,6 +33,12 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "Sequential"): "quota:Sequential",
     ("mask", "SubBlocks"): "thresholds:SubBlocks",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
+}
+
+# The kinds of models, as error messages name them.
+MODELS: Mapping[Corruption, str] = {
+    "mask": "masked models",
+    "uniform": "models that denoise random tokens (DiffusionGemma)",
 }
 
 AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
@@ -114,8 +121,6 @@ def get_algorithm(name: str, corruption: Corruption) -> tuple[Algorithm, dict[st
     algorithm = _registered(corruption, base)
     if algorithm is not None and preset in algorithm.presets:
         return algorithm, dict(algorithm.presets[preset])
-    from vllm_dllm.decoding.names import refusal
-
     raise refusal(name, corruption)
 
 
@@ -128,7 +133,49 @@ def _imported(path: str, corruption: Corruption) -> Algorithm:
             f"the decoding algorithm {shown(path)} cannot be loaded: {error}"
         ) from error
     if cls.corruption != corruption:
-        from vllm_dllm.decoding.names import misfit
-
         raise misfit(path, corruption)
     return get_algorithm(cls.name, corruption)[0]
+
+
+def other_kind(corruption: Corruption) -> Corruption:
+    """The other kind of model."""
+    return "uniform" if corruption == "mask" else "mask"
+
+
+def algorithms(corruption: Corruption) -> list[Algorithm]:
+    """All registered algorithms for a kind of model, sorted by name; imports them."""
+    return [get_algorithm(name, corruption)[0] for name in registered_names(corruption)]
+
+
+def algorithm_names(corruption: Corruption, of_every_model: bool = False) -> list[str]:
+    """The names that users may write, including those of presets.
+
+    With `of_every_model`, those that fit every server of a model of this kind: they neither verify
+    nor move.
+    """
+    known = algorithms(corruption)
+    if of_every_model:
+        known = [a for a in known if not (a.verifies or a.moves)]
+    return [a.name for a in known] + [f"{a.name}-{p}" for a in known for p in a.presets]
+
+
+def refusal(name: str, corruption: Corruption) -> SettingsError:
+    """The error for a name that no algorithm for this kind of model has."""
+    names, others = algorithm_names(corruption), algorithm_names(other_kind(corruption))
+    unknown = f"unknown decoding algorithm {shown(name)}"
+    choose = f"choose {listed(algorithm_names(corruption, of_every_model=True), 'or')}"
+    meant = closest(name, [*names, *others])
+    if meant is not None and meant not in names:
+        start = "" if meant == name else f"{unknown}; "
+        fit = misfit(meant, corruption)
+        return SettingsError(f"{start}{fit}; {choose}")
+    if meant is not None:
+        return SettingsError(f"{unknown}; did you mean {meant!r}?")
+    return SettingsError(f"{unknown}; {choose}")
+
+
+def misfit(name: str, corruption: Corruption) -> SettingsError:
+    """The error for an algorithm that is for the other kind of model."""
+    return SettingsError(
+        f"{name} does not fit this model, because it is for {MODELS[other_kind(corruption)]}"
+    )

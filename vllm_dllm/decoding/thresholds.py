@@ -121,10 +121,7 @@ class LinearSpec(Algorithm):
     verifies: bool = True
     excludes: frozenset[Beside] = ALL_BESIDE
 
-    def step(self, canvas: Canvas, context: StepContext) -> Update:
-        """See `Algorithm.step`."""
-        sure = context.statistics.probability >= context.parameters["threshold"][:, None]
-        return reveal(canvas, context, sure)
+    step = ConfidenceThreshold.step
 
 
 @dataclass(frozen=True)

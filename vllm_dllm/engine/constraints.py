@@ -208,8 +208,9 @@ class Constraints:
             canvases.append((index, self.parts[slot], self.sessions[slot], draws))
         return self._plan(len(on_host), both, *canvases)
 
-    def known(self, on_host: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """The canvases `where` (int ``[m]``) of a batch without those that have no part yet."""
+    def known(self, on_host: np.ndarray) -> np.ndarray:
+        """The constrained canvases of a batch, but for those that have no part yet, int ``[m]``."""
+        where = np.flatnonzero(self.slots.constrained[on_host])
         return where[[slot in self.parts for slot in on_host[where].tolist()]]
 
     def _planned(self, count: int, both: bool, *canvases: tuple[int, Part, Any, bool]) -> Followed:
@@ -227,7 +228,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class ConstrainedStep:
-    """The constraints of a step's canvases; see `contracts.ConstrainedStep`."""
+    """The constraints of a step's canvases, those without a constraint among them."""
 
     constraints: Constraints
     slots: torch.Tensor  # int64 [n], the slots of the batch
@@ -237,31 +238,24 @@ class ConstrainedStep:
     waits: torch.Tensor | None  # see `FollowedPaths`
 
     def part(self, rows: slice) -> ConstrainedStep:
-        """See `contracts.ConstrainedStep`."""
+        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
         waits = None if self.waits is None else self.waits[rows]
         window, path = self.window.part(rows), self.path.part(rows)
         return ConstrainedStep(self.constraints, self.slots[rows], window, path, waits)
 
-    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
-        """See `contracts.ConstrainedStep`."""
-        slots = self.constraints.slots
-        where = np.flatnonzero(slots.constrained[plan.on_host])
-        where = self.constraints.known(plan.on_host, where)
-        if not len(where):
-            return
-        # Those that draw come last, because their logits are others.
-        where = where[np.argsort(slots.samples[plan.on_host[where]], kind="stable")]
-        followed = self.constraints.plan(plan.on_host, where, False)
-        self._follow_in_masked_rows(chosen, followed, plan.own_confidence)
-
-    def _follow_in_masked_rows(
-        self, rows: MaskedRows, followed: Followed, own: torch.Tensor | None
-    ) -> None:
-        """Replace a masked model's tokens and their confidences with those of paths.
+    def choose_paths(self, rows: MaskedRows, plan: StepPlan) -> None:
+        """Replace a masked model's tokens and their confidences with those of paths, in place.
 
         A most probable path's token has its probability; a drawn one's comes from `with_drawn`,
         with `StepPlan.own_confidence`. Positions after the end of the text have confidence 1.
         """
+        where = self.constraints.known(plan.on_host)
+        if not len(where):
+            return
+        # Those that draw come last, because their logits are others.
+        samples = self.constraints.slots.samples[plan.on_host[where]]
+        where = where[np.argsort(samples, kind="stable")]
+        followed, own = self.constraints.plan(plan.on_host, where, False), plan.own_confidence
         shape = self.window.forced.shape
         greedy, statistics = rows.greedy.view(*shape), rows.statistics.view(*shape)
         draws, path = followed.count > followed.greedy, self.path
@@ -326,7 +320,6 @@ class ConstrainedStep:
         self,
         own: SampledStatistics,
         plan: StepPlan,
-        where: np.ndarray,
         keys: torch.Tensor,
         logits: Callable[[int, int], torch.Tensor],
         at_once: int,
@@ -340,12 +333,11 @@ class ConstrainedStep:
         Args:
             own: the statistics of the whole batch, ``[n, L]``.
             plan: the plan of the batch.
-            where: which canvases follow a constraint and are read here, int ``[m]``, ascending.
             keys: int64 ``[n, L]``, the keys of the random numbers.
             logits: computes the logits ``[canvases, L, ids]`` of a range of canvases.
             at_once: the most canvases whose logits may exist at a time.
         """
-        where = self.constraints.known(plan.on_host, where)
+        where = self.constraints.known(plan.on_host)
         if not len(where):
             return own
         followed = self.constraints.plan(plan.on_host, where, True)
@@ -386,12 +378,12 @@ class ConstrainedStep:
         return SampledStatistics(token, probability, sample, its_probability, entropy)
 
     def followed(self) -> FollowedPaths:
-        """See `contracts.ConstrainedStep`."""
+        """The chosen paths through the canvases of the batch."""
         path = self.path
         return FollowedPaths(path.token, path.inside, path.feasible, self.waits)
 
     def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """See `contracts.ConstrainedStep`."""
+        """Advance the constraints by what was output; arguments are those of `StepOutcome`."""
         state, slots = self.constraints.state, self.constraints.slots
         read, begun = out, leaves
         if slots.kind.blocks > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 from vllm_dllm.decoding import Algorithm, Canvas
 from vllm_dllm.engine.slots import AlgorithmBatch, SlotState, SlotStatus
 from vllm_dllm.ops.statistics.rows import RankedTokens, RowStatistics, SampledStatistics
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.constraints import ConstrainedStep
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -142,11 +145,6 @@ class StepPlan:
         return self.compile and not self.at_once
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether any canvas may be denoised again; if not, no soft embedding is needed."""
-        return self.batch.flags["several_steps"]
-
-    @property
     def needs_logprob(self) -> bool:
         """Whether `Readings.logprob` is needed."""
         return self.draws and self.batch.flags["records"]
@@ -237,7 +235,6 @@ class MaskedRows:
     statistics: RowStatistics  # [rows], with drawn tokens and those of paths
     greedy: RowStatistics  # [rows], the statistics as if no request drew
     logits: torch.Tensor  # [rows, ids], the biased logits
-    samples: np.ndarray  # bool [n], on the host, whether a request draws
     logprob: torch.Tensor | None  # float32 [rows], see `Readings`
     # The next three are None if no request draws.
     tempered: torch.Tensor | None = None  # [rows, ids], logits divided by the temperature
@@ -246,15 +243,6 @@ class MaskedRows:
     # int64 [n, L], the row of each position in these logits, or -1 if it was not read; None if
     # every position has its own.
     place: torch.Tensor | None = None
-
-    def reported(self, index: int, positions: slice) -> torch.Tensor:
-        """The logits from which a canvas' tokens were chosen or drawn, ``[positions, vocabulary]``.
-
-        Logprobs are computed from them.
-        """
-        drawn = self.filtered if self.samples[index] else None
-        rows = self.logits if drawn is None else drawn
-        return rows.unflatten(0, (len(self.samples), -1))[index, positions]
 
 
 @dataclass(frozen=True)
@@ -275,28 +263,6 @@ class FollowedPaths:
         """
         follows = self.inside & ~canvas.masked & ~canvas.fixed & (self.feasible & ~skips)[:, None]
         return replace(canvas, tokens=torch.where(follows, self.tokens, canvas.tokens))
-
-
-class ConstrainedStep(Protocol):
-    """The constraints of the canvases of a step, those without a constraint among them."""
-
-    def part(self, rows: slice) -> ConstrainedStep:
-        """The constraint of a slice of the canvases; its chosen paths are stored in the whole."""
-
-    def choose_paths(self, chosen: MaskedRows, plan: StepPlan) -> None:
-        """Replace the tokens chosen for constrained canvases with those of paths, in place.
-
-        `chosen` and `plan` are those of these canvases.
-        """
-
-    def choose_noise_paths(self, *arguments: Any) -> SampledStatistics:
-        """See `engine.constraints.ConstrainedStep`."""
-
-    def followed(self) -> FollowedPaths:
-        """The chosen paths through the canvases of the batch."""
-
-    def advance(self, out: torch.Tensor, leaves: torch.Tensor) -> None:
-        """Advance the constraints by what was output; arguments are those of `StepOutcome`."""
 
 
 @dataclass(frozen=True)
@@ -327,25 +293,7 @@ class StepOutcome:
 
 
 class StepObserver(Protocol):
-    """Sees the decisions of steps, and adds to the output of the requests that ask for it."""
+    """Sees the decisions of steps, for `OptionalParts.reported`."""
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """See a step before the slots are written."""
-
-    def add_to(
-        self,
-        logprobs: Any,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
-    ) -> Any:
-        """Add what was seen to vLLM's ``LogprobsTensors`` (or None) of a batch, prefills included.
-
-        Args:
-            logprobs: what other observers have added so far.
-            slots: int64 ``[rows]``.
-            on_host: the same slots as a numpy array.
-            num_sampled: int ``[rows]``, how many tokens leave.
-            first: int64 ``[rows]``, where those tokens begin in their canvas.
-        """

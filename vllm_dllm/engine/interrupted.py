@@ -15,7 +15,7 @@ import torch
 from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.engine.optional_parts import OptionalParts
-from vllm_dllm.engine.slots import Phase, SlotState
+from vllm_dllm.engine.slots import Phase
 
 # Tensors of `SlotState` that hold the state of a canvas. The other tensors can be derived from the
 # request's parameters and the number of tokens that it has output.
@@ -67,7 +67,12 @@ class InterruptedCanvas:
             # vLLM has dropped the result of the step in which the block before this canvas left, so
             # that block has to leave again.
             start -= slots.length
-            self._resume_commit(slots, slot, start, output_end, prompt_length)
+            slots.tokens[slot].copy_(self.block_before)
+            slots.masked[slot].fill_(False)
+            slots.fixed[slot].copy_(slots.position < prompt_length - start)
+            slots.start[slot].fill_(start)
+            slots.ready[slot].fill_(min(output_end - start, slots.length))
+            slots.after_prefill[slot].fill_(int(Phase.COMMIT))
         else:
             for name, row in self.rows.items():
                 getattr(slots, name)[slot].copy_(row)
@@ -86,14 +91,3 @@ class InterruptedCanvas:
             parts.constraints.resume(slot, read[prompt_length:], max(before - prompt_length, 0))
         if self.logprobs is not None:
             parts.logprobs.restore(slot, self.logprobs)
-
-    def _resume_commit(
-        self, slots: SlotState, slot: int, start: int, output_end: int, prompt_length: int
-    ) -> None:
-        """Set up ``slot`` to commit the block before the canvas, which begins at ``start``."""
-        slots.tokens[slot].copy_(self.block_before)
-        slots.masked[slot].fill_(False)
-        slots.fixed[slot].copy_(slots.position < prompt_length - start)
-        slots.start[slot].fill_(start)
-        slots.ready[slot].fill_(min(output_end - start, slots.length))
-        slots.after_prefill[slot].fill_(int(Phase.COMMIT))

@@ -53,6 +53,7 @@ class LogprobReports:
         self.ranks = torch.zeros(shape, dtype=torch.int32, device=device)
         # The summaries read in this step, until `observe`, and the slots of their canvases.
         self.pending: list[tuple[list[int], ScoreSummary]] = []
+        # By slot, the ids whose logprobs a request asks for, int64.
         self._named: dict[int, torch.Tensor] = {}
         # By the number of candidates: `ranked` and `_keep_chosen`, compiled.
         self._compiled: dict[int, tuple[Callable[..., Any], ...]] = {}
@@ -67,7 +68,8 @@ class LogprobReports:
 
     def enter(self, options: RowOptions) -> None:
         """Make room for the logprobs of a request."""
-        self._widen(1 + self._most(options))
+        width = 1 + self._most(options)
+        self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
 
     def leave(self, slot: int) -> None:
         """Drop the logprobs of the request in ``slot``."""
@@ -75,7 +77,8 @@ class LogprobReports:
 
     def asking(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
         """(index in the batch, slot, options) of the requests of a batch that ask for logprobs."""
-        return [row for row in self.rows.in_batch(on_host) if row[2].reports]
+        rows = np.flatnonzero(self.slots.reports[on_host]).tolist()
+        return [(row, int(on_host[row]), self.rows.by_slot[int(on_host[row])]) for row in rows]
 
     def _most(self, options: RowOptions) -> int:
         """The number of logprobs a request gets per position, excluding the chosen token's."""
@@ -100,7 +103,10 @@ class LogprobReports:
         asked: list[tuple[int | torch.Tensor, list[tuple[int, int]]]] = []
         for index, slot, options in self.asking(on_host):
             if options.token_ids:
-                asked.append((self._named_ids(slot, options), [(index, slot)]))
+                if slot not in self._named:
+                    ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
+                    self._named[slot] = to_device(ids, self.slots.device)
+                asked.append((self._named[slot], [(index, slot)]))
             else:
                 alike.setdefault(self._most(options), []).append((index, slot))
         row_bytes = 4 * self.slots.kind.vocabulary
@@ -116,13 +122,6 @@ class LogprobReports:
             summary = summarize(scores_of, candidates, indices, how, row_bytes)
             self.pending.append((slots, summary))
 
-    def _named_ids(self, slot: int, options: RowOptions) -> torch.Tensor:
-        """The ids whose logprobs a request asks for, int64; they are copied to the device once."""
-        if slot not in self._named:
-            ids: np.ndarray = np.array(options.token_ids, dtype=np.int64)
-            self._named[slot] = to_device(ids, self.slots.device)
-        return self._named[slot]
-
     def observe(self, plan: StepPlan, outcome: StepOutcome, readings: Readings) -> None:
         """Keep the logprobs of the positions that a step decided.
 
@@ -136,7 +135,18 @@ class LogprobReports:
         rows = [row_of[slot] for slots, _ in read for slot in slots]
         tensors = outcome.canvas.tokens, outcome.decided, plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
-        whole = joined([summary for _, summary in read], self.ids.shape[2] - 1)
+        width = self.ids.shape[2] - 1
+        # The columns after a canvas' own are id 0 at -inf.
+        whole = ScoreSummary.join(
+            [
+                replace(
+                    part,
+                    ids=padded(part.ids, width, 0),
+                    scores=padded(part.scores, width, -torch.inf),
+                )
+                for _, part in read
+            ]
+        )
         keep = self._functions(whole.candidates)[1]
         of_candidates = whole.candidates, whole.candidate_scores, whole.candidate_ranks
         score = keep(self, slots, tokens, decided, of_candidates)
@@ -148,28 +158,19 @@ class LogprobReports:
             kept = torch.where(decided[..., None], values, table.index_select(0, slots))
             table.index_copy_(0, slots, kept)
 
-    def _widen(self, width: int) -> None:
-        self.ids, self.scores = padded(self.ids, width, 0), padded(self.scores, width, 0)
-
     def _rows(self, tensors: tuple[torch.Tensor, ...], rows: list[int]) -> tuple[torch.Tensor, ...]:
         if rows == list(range(len(tensors[0]))):
             return tensors
         index = to_device(np.array(rows, dtype=np.int64), self.slots.device)
         return tuple(tensor.index_select(0, index) for tensor in tensors)
 
-    def add_to(
-        self,
-        logprobs: LogprobsTensors | None,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
+    def leaving(
+        self, slots: torch.Tensor, on_host: np.ndarray, first: torch.Tensor
     ) -> LogprobsTensors | None:
-        """The logprobs of the tokens that leave now, in batch order.
+        """The logprobs of the tokens that leave now, in batch order; see `OptionalParts.reported`.
 
-        Each request that asks has L rows, of which only the first `num_sampled` count.
+        Each request that asks has L rows, of which vLLM uses as many as tokens leave.
         """
-        assert logprobs is None  # this observer comes first
         asking = [row for row in self.asking(on_host) if row[2].returns]
         if not asking:
             return None
@@ -186,12 +187,9 @@ class LogprobReports:
         read = [table[slots[:, None], position].flatten(0, 1) for table in tables]
         return LogprobsTensors(*read, cu_num_generated_tokens=starts.tolist())
 
-    def copy(self, slot: int) -> LogprobsTensors | None:
-        """Copy the logprobs of the request in ``slot``; None if it does not ask for any."""
-        options = self.rows.by_slot.get(slot)
-        if options is None or not options.reports:
-            return None
-        width = 1 + self._most(options)
+    def copy(self, slot: int) -> LogprobsTensors:
+        """Copy the logprobs of the request in ``slot``, which asks for some."""
+        width = 1 + self._most(self.rows.by_slot[slot])
         tables = self.ids[slot, :, :width], self.scores[slot, :, :width], self.ranks[slot]
         return LogprobsTensors(*(table.clone() for table in tables))
 
@@ -303,18 +301,6 @@ def summarize(
     shape = len(indices), length
     columns = vars(ScoreSummary.join(parts)).values()
     return ScoreSummary(*(column.unflatten(0, shape) for column in columns))
-
-
-def joined(summaries: Sequence[ScoreSummary], width: int) -> ScoreSummary:
-    """Join the summaries of canvases, ``[m, L]`` rows each, with `width` columns to report.
-
-    The columns after a canvas' own are id 0 at -inf.
-    """
-    parts = [
-        replace(part, ids=padded(part.ids, width, 0), scores=padded(part.scores, width, -torch.inf))
-        for part in summaries
-    ]
-    return ScoreSummary.join(parts)
 
 
 def padded(table: torch.Tensor, width: int, value: float) -> torch.Tensor:

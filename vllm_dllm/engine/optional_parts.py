@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.engine.contracts import StepObserver
+from vllm_dllm.engine.contracts import Batch, StepObserver
 from vllm_dllm.engine.slots import SlotState
 
 if TYPE_CHECKING:
+    import torch
+
     from vllm_dllm.engine.constraints import Constraints
     from vllm_dllm.engine.load_threshold import LoadThreshold
     from vllm_dllm.engine.logprobs import LogprobReports
@@ -26,18 +28,9 @@ if TYPE_CHECKING:
 
 # The parameters from which `RowOptions` is built, unless all of them are at their defaults.
 ROW_PARAMETERS = (
-    "allowed_token_ids",
-    "bad_words_token_ids",
-    "frequency_penalty",
-    "logit_bias",
-    "logprob_token_ids",
-    "logprobs",
-    "min_p",
-    "min_tokens",
-    "presence_penalty",
-    "repetition_penalty",
-    "top_k",
-    "top_p",
+    *("allowed_token_ids", "bad_words_token_ids", "logit_bias", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("top_k", "top_p", "min_p", "logprobs", "logprob_token_ids"),
 )
 DEFAULTS = SamplingParams()
 
@@ -128,3 +121,14 @@ class OptionalParts:
         if flags["records"]:
             observers.append(self.records)
         return observers
+
+    def reported(self, batch: Batch, first: torch.Tensor) -> Any:
+        """What the observers of a batch, prefills included, report with the tokens that leave.
+
+        This is vLLM's ``LogprobsTensors``, or our `TracedLogprobs`, or None. `first` (int64
+        ``[rows]``) is where those tokens begin in their canvas.
+        """
+        found = None
+        if batch.flags["reports"]:
+            found = self.logprobs.leaving(batch.slots, batch.on_host, first)
+        return self.records.added_to(found, batch.on_host) if batch.flags["records"] else found

@@ -16,7 +16,7 @@ from vllm_dllm.ops.statistics.rows import RowStatistics, grouped_statistics, row
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.token_choice import MaskedPipeline, StatisticsOfRows
-    from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
+    from vllm_dllm.ops.statistics.head import Head
 
 # How many bytes whole rows of logits may use at a time, if they were float32. On a GPU, every part
 # of a batch launches kernels of its own.
@@ -44,10 +44,11 @@ class MaskedReadout:
         slots: SlotState,
         parts: OptionalParts,
         compile: bool = False,
-        kernels: MaskedKernels | None = None,
+        fused: Head | None = None,
     ) -> None:
-        """Read with Triton `kernels`, which need no logits for the likeliest tokens, or with torch.
+        """Read with torch, or with Triton kernels, which need no logits for the likeliest tokens.
 
+        `fused` is the head that these kernels multiply with, or None for torch.
         `head` maps hidden states ``[rows, hidden]`` to logits ``[rows, vocabulary]``; if it is
         spread over ranks, they exchange logits.
         """
@@ -58,8 +59,8 @@ class MaskedReadout:
         self.mask_token = slots.kind.mask_token
         most = HEAD_BYTES_CPU if slots.device.type == "cpu" else HEAD_BYTES_GPU
         self.canvases = max(1, most // (4 * slots.kind.vocabulary * slots.length))
-        self.kernels = kernels
-        self.triton = kernels is not None
+        self.fused = fused
+        self.triton = fused is not None
         self.compile = compile
         self.statistics = compiled_statistics() if compile else row_statistics
 
@@ -89,13 +90,19 @@ class MaskedReadout:
 
     def _likeliest(self, hidden: torch.Tensor, plan: StepPlan) -> RowStatistics:
         """Statistics ``[rows]`` of the likeliest tokens."""
-        if self.kernels is not None:
-            return self.kernels.from_hidden(hidden, self.mask_token, plan.batch.entropy)
+        if self.fused is not None:
+            return self._by_kernels(hidden, self.fused, plan.batch.entropy)
         rows = None if plan.masked is None else plan.masked_rows()
         if rows is None:
             return self._of_rows(hidden, plan.batch.entropy)
         found = self._of_rows(hidden.index_select(0, rows), plan.batch.entropy)
         return found.spread(rows, len(hidden))
+
+    def _by_kernels(self, hidden: torch.Tensor, head: Head, entropy: bool) -> RowStatistics:
+        from vllm_dllm.ops.statistics.rows_triton import head_statistics
+
+        partials = head_statistics(hidden, head, self.mask_token)
+        return partials.merge_ranks(head.shard).greedy_statistics(entropy)
 
     def _of_rows(self, hidden: torch.Tensor, entropy: bool) -> RowStatistics:
         """Statistics of these rows, some at a time."""
@@ -108,8 +115,11 @@ class MaskedReadout:
 
     def warm_up(self, hidden: torch.Tensor) -> None:
         """See `Readout`."""
-        if self.kernels is not None:
-            self.kernels.warm_up(hidden, self.mask_token)
+        if self.fused is not None:
+            from vllm_dllm.ops.statistics.rows_triton import TILE_ROWS
+
+            for rows in TILE_ROWS:
+                self._by_kernels(hidden[:rows], self.fused, entropy=False)
         self.pipeline.warm_up(self.head(hidden))
 
 

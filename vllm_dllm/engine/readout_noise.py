@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from vllm_dllm.engine.contracts import Readings, StepPlan
@@ -84,14 +83,13 @@ class NoiseReadout:
         merged = own if is_whole else own.merge_ranks(head.shard)
         statistics = self.finish(merged, temperature).view(count, length)
         if plan.constraint is not None:
-            follow = np.flatnonzero(self.slots.constrained[plan.on_host])
             statistics = plan.constraint.choose_noise_paths(
-                statistics, plan, follow, keys,
+                statistics, plan, keys,
                 lambda first, end: self.scores(rows, slice(first, end)), self.scored_at_once,
             )  # fmt: skip
         if self.slots.reports[plan.on_host].any():
             self._report(rows, statistics, plan, noise)
-        if not plan.may_go_on or head.embedding is None:
+        if not plan.batch.flags["several_steps"] or head.embedding is None:  # none goes on
             return statistics, None
         soft = self.soft(weights, temperature, own, merged)
         return statistics, soft.view(count, length, -1)
@@ -123,8 +121,7 @@ class NoiseReadout:
 
         Filters apply before the temperature.
         """
-        ids = self.head.ids
-        logits = self.head.logits(hidden, ids.start, ids.stop)
+        logits = self.head.logits(hidden)
         if is_whole:
             logits = self.head.of_all_ranks(logits)
         if changes is not None:
@@ -170,7 +167,7 @@ class NoiseReadout:
 
     def examples(self, hidden: torch.Tensor) -> Iterator[Any]:
         """Rows of every kind that a step reads."""
-        logits = self.head.logits(hidden, self.head.ids.start, self.head.ids.stop)
+        logits = self.head.logits(hidden)
         yield logits
         if self.head.shard is not None:
             yield self.head.of_all_ranks(logits)

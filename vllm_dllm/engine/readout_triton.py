@@ -20,7 +20,7 @@ from vllm_dllm.ops.statistics.filters_triton import read_with
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
 from vllm_dllm.ops.statistics.row_changes import RowChanges
-from vllm_dllm.ops.statistics.rows_triton import MaskedKernels, logits_statistics
+from vllm_dllm.ops.statistics.rows_triton import drawn_by_kernels, logits_statistics
 from vllm_dllm.ops.statistics.scores_triton import LogitRows, report
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 
@@ -51,15 +51,15 @@ class MaskedKernelPipeline(MaskedPipeline):
             added = plan.adjust[0].flatten(), plan.adjust[1].flatten()
         plain = LogitRows(logits, self.slots.length, added=added)
         rows = read_with(plain, changes, None)
-        greedy = MaskedKernels.from_logits(rows, mask, plan.batch.entropy)
+        greedy = logits_statistics(rows, mask).greedy_statistics(plan.batch.entropy)
         logprob = greedy.probability.log() if plan.needs_logprob else None
-        reports_scores = reports and not self.reports_raw
+        reports_scores = reports and not self.parts.logprobs.of_raw_logits
         needs_scores = plan.constraint is not None or plan.reads_logits or reports_scores
         is_same = changes is None and added is None
         scores = rows.whole() if needs_scores and not is_same else logits
         samples, constrained = self.slots.samples[on_host], self.slots.constrained[on_host]
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, scores, samples, logprob)
+            return MaskedRows(greedy, greedy, scores, logprob)
         temperature, chosen = self._per_row(plan.temperature, plan), greedy
         draws = temperature > 0
         filters = self.parts.rows.filters(plan) if plan.needs_rows else None
@@ -67,16 +67,16 @@ class MaskedKernelPipeline(MaskedPipeline):
             rows = read_with(plain, changes, filters, temperature, mask)
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
-            drawn, weight = MaskedKernels.drawn(rows, temperature, keys.flatten(), mask)
+            drawn, weight = drawn_by_kernels(rows, temperature, keys.flatten(), mask)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
         if not (reports_scores or constrained.any()):
-            return MaskedRows(chosen, greedy, scores, samples, logprob)
+            return MaskedRows(chosen, greedy, scores, logprob)
         tempered = scores.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, mask].fill_(-torch.inf)
         kept = tempered
         if filters is not None and rows.floor is not None:
             kept = tempered.masked_fill(scores < rows.floor[:, None], -torch.inf)
-        return MaskedRows(chosen, greedy, scores, samples, logprob, tempered, kept, keys)
+        return MaskedRows(chosen, greedy, scores, logprob, tempered, kept, keys)
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Compile every form of the kernels."""
@@ -87,8 +87,8 @@ class MaskedKernelPipeline(MaskedPipeline):
         added = (torch.zeros_like(keys).flatten(), amounts), None
         for plain in (LogitRows(logits, length, added=each) for each in added):
             for rows in every_form(plain, temperature):
-                MaskedKernels.from_logits(rows, self.mask_token, entropy=False)
-                MaskedKernels.drawn(rows, temperature, keys.flatten(), self.mask_token)
+                logits_statistics(rows, self.mask_token)
+                drawn_by_kernels(rows, temperature, keys.flatten(), self.mask_token)
         # What constrained canvases are drawn from.
         logits_statistics(LogitRows(logits.float(), length), keys=keys.flatten())
 
@@ -133,7 +133,7 @@ class NoiseKernelReadout(NoiseReadout):
     def _plain(self, hidden: torch.Tensor, is_whole: bool) -> LogitRows:
         head, length = self.head, self.slots.length
         if is_whole and head.shard is not None:
-            return LogitRows(head.whole(hidden), length)
+            return LogitRows(head.of_all_ranks(head.logits(hidden)), length)
         return LogitRows(head.products(hidden), length, head.soft_cap)
 
     def partials(

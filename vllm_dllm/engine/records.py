@@ -18,7 +18,7 @@ from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.decoding.base import Algorithm
 from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
-from vllm_dllm.engine.row_options import RowOptions
+from vllm_dllm.engine.row_options import RowOptions, RowWork
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.statistics.rows import SampledStatistics
@@ -41,7 +41,7 @@ class PassRecorder:
     def __init__(self, slots: SlotState, parts: OptionalParts) -> None:
         self.slots = slots
         self.parts = parts
-        # What was recorded in this step; until `add_to`, slots stand for indices in the batch.
+        # What was recorded in this step; until `added_to`, slots stand for indices in the batch.
         self.pending: StepRecords | None = None
 
     def row_options(
@@ -80,7 +80,7 @@ class PassRecorder:
         draws = params.temperature > 0
         if self.slots.kind.mask_token is None:
             return rows is None and draws and not resolved.read_only
-        if rows is not None and (rows.biases or rows.returns):
+        if rows is not None and (rows.work & RowWork.BIASES or rows.returns):
             return False
         return logprobs.of_raw_logits or not draws
 
@@ -120,15 +120,10 @@ class PassRecorder:
         scores = self.parts.logprobs.scores[to_device(on_host, self.slots.device), :, 0]
         return torch.where(to_device(from_rows, scores.device)[:, None], scores, read)
 
-    def add_to(
-        self,
-        logprobs: LogprobsTensors | None,
-        slots: torch.Tensor,
-        on_host: np.ndarray,
-        num_sampled: torch.Tensor,
-        first: torch.Tensor,
+    def added_to(
+        self, logprobs: LogprobsTensors | None, on_host: np.ndarray
     ) -> LogprobsTensors | TracedLogprobs | None:
-        """The logprobs of `LogprobReports`, together with the `pending` records."""
+        """The logprobs of a batch, together with the `pending` records."""
         pending, self.pending = self.pending, None
         if pending is None:
             return logprobs

@@ -78,12 +78,7 @@ class ReplayedPasses:
 
 def _merged(old: SamplerOutput, new: SamplerOutput, stopped: torch.Tensor) -> SamplerOutput:
     """What canvases report: the old where they have stopped, bool ``[n]``, else the new."""
-    return replace(
-        new,
-        sampled_token_ids=torch.where(
-            stopped[:, None], old.sampled_token_ids, new.sampled_token_ids
-        ),
-        num_nans=torch.where(stopped, old.num_nans, new.num_nans),
-        num_sampled=torch.where(stopped, old.num_sampled, new.num_sampled),
-        num_rejected=torch.where(stopped, old.num_rejected, new.num_rejected),
-    )
+    names = ("num_nans", "num_sampled", "num_rejected")
+    counts = {n: torch.where(stopped, getattr(old, n), getattr(new, n)) for n in names}
+    tokens = torch.where(stopped[:, None], old.sampled_token_ids, new.sampled_token_ids)
+    return replace(new, sampled_token_ids=tokens, **counts)

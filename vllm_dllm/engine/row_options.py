@@ -116,11 +116,6 @@ class RowOptions:
         }
         return RowWork(sum(work for work, is_asked in asked.items() if is_asked))
 
-    @property
-    def biases(self) -> bool:
-        """Whether logits change before tokens are chosen or drawn, at any temperature."""
-        return bool(self.work & RowWork.BIASES)
-
     def shift(self, vocabulary: int) -> np.ndarray:
         """The values that biases add to logits: float32 ``[vocabulary]``, -inf for excluded ids."""
         shift: np.ndarray = np.zeros(vocabulary, dtype=np.float32)
@@ -147,10 +142,9 @@ COSTLY = RowOptions(
     logprobs=20,
 )
 
-# What the steps of a batch share: its changes but for `early` and `counts`, the slots that these
-# are of (int64, None if there are none), and requests that are left without a token, bool [n, 2],
-# everywhere and at early positions.
-Vectors = tuple[RowChanges, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+# What the steps of a batch share: its changes but for `early` and `counts`, and the slots that
+# these are of (int64, None if there are none).
+Vectors = tuple[RowChanges, torch.Tensor | None, torch.Tensor | None]
 
 
 class RowOptionState:
@@ -177,8 +171,6 @@ class RowOptionState:
         # By slot, only for requests that have them: float32 and bool, [vocabulary] each.
         self._shift: dict[int, torch.Tensor] = {}
         self._ends: dict[int, torch.Tensor] = {}
-        # By slot, where requests are left without a token: everywhere, or at early positions only.
-        self._no_token: dict[int, bool] = {}
         self._vectors: tuple[bytes, Vectors] | None = None  # those of the last batch, and its slots
 
     def _set(self, slot: int | slice, options: RowOptions) -> None:
@@ -194,8 +186,8 @@ class RowOptionState:
         """Drop the options of the request in ``slot``, if it has any."""
         if self.by_slot.pop(slot, None) is None:
             return
-        for kept in (self._shift, self._ends, self._no_token):
-            kept.pop(slot, None)
+        self._shift.pop(slot, None)
+        self._ends.pop(slot, None)
         self._vectors = None
         if self.work[slot] & RowWork.FILTERS:
             self._set(slot, RowOptions())
@@ -203,7 +195,11 @@ class RowOptionState:
         self.records[slot] = self.slots.needs_rows[slot] = self.slots.reports[slot] = False
 
     def enter(self, slot: int, options: RowOptions) -> None:
-        """Store the options of the request that enters ``slot``."""
+        """Store the options of the request that enters ``slot``.
+
+        It fails if they leave it without a token, be it at early positions only: its first canvas
+        has these.
+        """
         self.leave(slot)
         self.by_slot[slot] = options
         self._vectors = None
@@ -224,30 +220,18 @@ class RowOptionState:
             # A tokenizer's end token may have an id outside the head.
             is_end[[end for end in options.ends if end < self._vocabulary]] = True
             self._ends[slot] = to_device(is_end, self._device)
-            if allowed.any() and not (allowed & ~is_end).any():
-                self._no_token[slot] = False
+            allowed = allowed & ~is_end
         if not allowed.any():
-            self._no_token[slot] = True
-
-    def in_batch(self, on_host: np.ndarray) -> list[tuple[int, int, RowOptions]]:
-        """(index in the batch, slot, options) of the requests of a batch that have options."""
-        rows = np.flatnonzero(self.slots.needs_rows[on_host]).tolist()
-        return [(row, int(on_host[row]), self.by_slot[int(on_host[row])]) for row in rows]
+            self.slots.failure[slot].fill_(int(Failure.NO_TOKEN_LEFT))
 
     def changes(self, plan: StepPlan) -> RowChanges | None:
-        """The biases of a batch; None if no request has any.
-
-        Requests that are left without a token fail.
-        """
+        """The biases of a batch; None if no request has any."""
         if not (self.work[plan.on_host] & RowWork.BIASES).any():
             return None
         key = plan.on_host.tobytes()
         if self._vectors is None or self._vectors[0] != key:
             self._vectors = key, self._vectors_of(plan.on_host)
-        shared, delayed, penalised, no_token = self._vectors[1]
-        if no_token is not None:
-            where = no_token[:, 0] | (no_token[:, 1] & self._early(plan.slots).any(1))
-            self.slots.fail(plan.slots, where, Failure.NO_TOKEN_LEFT)
+        shared, delayed, penalised = self._vectors[1]
         if delayed is not None:
             shared = replace(shared, early=self._early(delayed))
         if penalised is not None:
@@ -267,10 +251,6 @@ class RowOptionState:
         shift = [self._shift[slot] for slot in slots[0].tolist()]
         ends = [self._ends[slot] for slot in slots[1].tolist()]
         delayed, penalised = (to_device(s, device) if len(s) else None for s in slots[1:])
-        no_token = None
-        if any(slot in self._no_token for slot in on_host.tolist()):
-            found = [self._no_token.get(slot) for slot in on_host.tolist()]
-            no_token = to_device(np.array([[f is True, f is False] for f in found]), device)
         # What no canvas has is never read.
         none = RowChanges.none(len(on_host), device)
         changes = replace(none, on_host=torch.from_numpy(index), index=to_device(index, device))
@@ -278,7 +258,7 @@ class RowOptionState:
             changes = replace(changes, shift=torch.stack(shift))
         if ends:
             changes = replace(changes, ends=torch.stack(ends))
-        return changes, delayed, penalised, no_token
+        return changes, delayed, penalised
 
     def _early(self, slots: torch.Tensor) -> torch.Tensor:
         """Positions before `min_tokens`, bool ``[n, L]``, of ``slots`` (int64 ``[n]``)."""
@@ -326,7 +306,8 @@ class RowOptionState:
         of_each = self.work[plan.on_host] & RowWork.FILTERS
         if not of_each.any():
             return logits
-        canvases, slots, index = logits.unflatten(0, (len(of_each), -1)), plan.slots, None
+        every = logits.unflatten(0, (len(of_each), -1))
+        canvases, slots, index = every, plan.slots, None
         if not of_each.all():
             index = to_device(np.flatnonzero(of_each), slots.device)
             canvases, slots = canvases.index_select(0, index), slots.index_select(0, index)
@@ -345,8 +326,7 @@ class RowOptionState:
         own = apply_top_k_top_p(own, k, p)
         if index is None:
             return own
-        all_canvases = logits.unflatten(0, (len(of_each), -1))
-        return all_canvases.index_copy(0, index, own.view_as(canvases)).flatten(0, 1)
+        return every.index_copy(0, index, own.view_as(canvases)).flatten(0, 1)
 
     def _number(self, name: str, slots: torch.Tensor) -> torch.Tensor:
         """The values ``[n]`` of a parameter for ``slots`` (int64 ``[n]``)."""

@@ -128,10 +128,7 @@ class DiffusionSampler:
         else:
             output = self._of_mixed(hidden_states, input_batch, slot)
         if first is not None:
-            for observer in batch.observers:
-                output.logprobs_tensors = observer.add_to(
-                    output.logprobs_tensors, slot, on_host, output.num_sampled, first
-                )
+            output.logprobs_tensors = self.parts.reported(batch, first)
         return output
 
     def _as_received(self, tokens: torch.Tensor, drafts: int) -> torch.Tensor:
@@ -199,7 +196,7 @@ class DiffusionSampler:
         slot = input_batch.idx_mapping[row].long()
         back = self.slots.tail[slot]
         if self.parts.window is not None:
-            back = back + self.parts.window.before_canvas(slot)
+            back = back + self.parts.window.has_block[slot] * self.slots.length
         num_rejected.index_copy_(0, row, back.int())
         self.slots.phase.index_copy_(0, slot, self.slots.after_prefill[slot])
         self.slots.after_prefill.index_fill_(0, slot, int(Phase.DENOISE))

@@ -91,14 +91,19 @@ HOST_FLAGS = (
 
 
 class Columns:
-    """The names of a matrix' `count` columns, in order; `at` says where a name's columns are."""
+    """The names of a matrix' `count` columns, in order.
+
+    `at` says where a name's columns are, and `first` is the number of the first of them.
+    """
 
     def __init__(self, widths: Mapping[str, int | None]) -> None:
         """Name the columns; a name has this number of them, or one if that is None."""
         self.at: dict[str, int | slice] = {}
+        self.first: dict[str, int] = {}
         self.count = 0
         for name, width in widths.items():
-            first, self.count = self.count, self.count + (1 if width is None else width)
+            self.first[name] = first = self.count
+            self.count += 1 if width is None else width
             self.at[name] = first if width is None else slice(first, self.count)
 
     def on_host(self, dtype: type, **values: Any) -> np.ndarray:
@@ -107,11 +112,6 @@ class Columns:
         for name, value in values.items():
             row[self.at[name]] = value
         return row
-
-    def before(self, name: str) -> int:
-        """Return the number of columns before those of a name."""
-        at = self.at[name]
-        return at.start if isinstance(at, slice) else at
 
 
 _INTEGERS, _FLAGS = Columns(INTEGERS), Columns(FLAGS)
@@ -372,7 +372,7 @@ class SlotState(NamedColumns):
             end_tokens=end_tokens,
             remaining=tokens,
         )
-        own = slice(self._integers.before("max_steps"), self._integers.before("start"))
+        own = slice(self._integers.first["max_steps"], self._integers.first["start"])
         copy_into(self.integers[slot, own], integers[own])
         flags = np.array([read_only, streams, whole, choice.algorithm.edits])
         copy_into(self.flags[slot, : len(flags)], flags)
@@ -466,7 +466,7 @@ class SlotState(NamedColumns):
         elif self.kind.mask_token is not None:
             masked = masked | replaced
         numbers = progress | {"start": start}
-        constant = now.integers[:, : self._integers.before(CHANGING[0])]
+        constant = now.integers[:, : self._integers.first[CHANGING[0]]]
         changed = torch.stack([numbers[name] for name in CHANGING], 1)
         self.integers.index_copy_(0, slots, torch.cat([constant, changed, tokens], 1))
         flags = [now.flags[:, : len(FLAGS)], masked, after.fixed & ~replaced]

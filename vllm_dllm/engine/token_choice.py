@@ -121,10 +121,15 @@ class MaskedPipeline:
         if plan.constraint is not None:
             plan.constraint.choose_paths(chosen, plan)
         if self.slots.reports[plan.on_host].any():
-            raw = logits.unflatten(0, (-1, self.slots.length)) if self.reports_raw else None
+            samples = self.slots.samples[plan.on_host]
 
             def scores_of(index: int, positions: slice) -> torch.Tensor:
-                return chosen.reported(index, positions) if raw is None else raw[index, positions]
+                """What a canvas' logprobs come from, ``[positions, vocabulary]``."""
+                drawn = chosen.filtered if samples[index] else None
+                rows = chosen.logits if drawn is None else drawn
+                if self.parts.logprobs.of_raw_logits:
+                    rows = logits
+                return rows.unflatten(0, (-1, self.slots.length))[index, positions]
 
             found = candidates(self.slots, chosen.statistics, plan)
             self.parts.logprobs.capture(plan.on_host, scores_of, found)
@@ -137,11 +142,6 @@ class MaskedPipeline:
         ids, amount = (part.reshape(-1, 1) for part in plan.adjust)
         return logits.float().scatter_add_(1, ids, amount)
 
-    @property
-    def reports_raw(self) -> bool:
-        """Whether logprobs come from logits before biases and filters."""
-        return self.parts.logprobs.of_raw_logits
-
     def choose(
         self,
         logits: torch.Tensor,
@@ -153,7 +153,7 @@ class MaskedPipeline:
 
         Filters apply after the temperature.
         """
-        chosen = self._choose(biased(logits, changes, copy=True), plan, keys)
+        chosen = self._choose(biased(logits, changes), plan, keys)
         if plan.rows is None:
             return chosen
         count = len(plan.slots) * self.slots.length
@@ -173,23 +173,22 @@ class MaskedPipeline:
         greedy = self.statistics(logits, self.mask_token, plan.batch.entropy)
         logprob = greedy.probability.log() if plan.needs_logprob else None
         if keys is None or not samples.any():
-            return MaskedRows(greedy, greedy, logits, samples, logprob)
+            return MaskedRows(greedy, greedy, logits, logprob)
         temperature, flat = self._per_row(plan.temperature, plan), keys.flatten()
         if plan.rows is not None:
             flat = flat.index_select(0, plan.rows)
         draws = temperature > 0
-        needs_rows = self.slots.needs_rows[plan.on_host].any()
         constrained = self.slots.constrained[plan.on_host]
         tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
-        kept = self.parts.rows.filtered(tempered, plan) if needs_rows else tempered
+        kept = self.parts.rows.filtered(tempered, plan) if plan.needs_rows else tempered
         chosen = greedy
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
             drawn = self.draw(kept, flat)
             weight = drawn_weight(greedy, tempered, drawn)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
-        return MaskedRows(chosen, greedy, logits, samples, logprob, tempered, kept, keys)
+        return MaskedRows(chosen, greedy, logits, logprob, tempered, kept, keys)
 
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The temperatures ``[n]`` of canvases for each row that is read.
@@ -237,13 +236,10 @@ def candidates(
     return found if plan.ask is None else torch.cat([found, plan.ask], -1)
 
 
-def biased(logits: torch.Tensor, changes: RowChanges | None, copy: bool = False) -> torch.Tensor:
-    """The logits ``[rows, vocabulary]`` in float32 and changed, unless there are no changes.
-
-    Without `copy`, logits in float32 are overwritten.
-    """
+def biased(logits: torch.Tensor, changes: RowChanges | None) -> torch.Tensor:
+    """A changed copy of logits ``[rows, vocabulary]`` in float32, or they if nothing changes."""
     if changes is None or (changes.on_host < 0).all():  # nobody's in this part of the batch
         return logits
-    scores = logits.to(torch.float32, copy=copy)
+    scores = logits.to(torch.float32, copy=True)
     changes.apply(scores)
     return scores

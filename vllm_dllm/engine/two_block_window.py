@@ -52,10 +52,6 @@ class TwoBlockWindow:
             row: np.ndarray = np.array(known[start - self.length : start], dtype=np.int64)
             self.block[slot].copy_(to_device(row, self.block.device))
 
-    def before_canvas(self, slot: torch.Tensor) -> torch.Tensor:
-        """The number of tokens in the window before the canvas, int64 ``[n]``: 0 or L."""
-        return self.has_block[slot] * self.length
-
     def inputs(self, slot: torch.Tensor, canvas: torch.Tensor) -> torch.Tensor:
         """The tokens to read next, int64 ``[n, 2 L]``, where the canvases are ``[n, L]``."""
         masks = self.masks.expand_as(canvas)

@@ -1,1 +1,1 @@
-"""Tensor operators: each has a plain reference, and some have kernels. Never imports vLLM."""
+"""Tensor operators, some of them also as Triton kernels. Never imports vLLM."""

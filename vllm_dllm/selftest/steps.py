@@ -95,17 +95,12 @@ class BareModel:
         self.parts = OptionalParts(self.slots, "raw_logprobs")
         self.weight = torch.empty(kind.vocabulary, self.hidden, dtype=torch.bfloat16, device=device)
         self.conditioning: SelfConditioning | None = None
-        logits = logits_of(self.weight, 0, model.soft_cap)
+        logits = logits_of(self.weight, model.soft_cap)
         head = Head(logits, kind.vocabulary, self.weight, None, self.weight, model.soft_cap)
         common = self.slots, self.parts, compile
         self.readout: MaskedReadout | NoiseReadout
         if kind.mask_token is not None:
-            kernels = None
-            if triton:
-                from vllm_dllm.ops.statistics.rows_triton import MaskedKernels
-
-                kernels = MaskedKernels(head)
-            self.readout = MaskedReadout(self._logits, *common, kernels)
+            self.readout = MaskedReadout(self._logits, *common, head if triton else None)
         else:
             scale = torch.ones((), dtype=torch.bfloat16, device=device)
             self.conditioning = SelfConditioning(self.slots, self.hidden, torch.add, scale)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vllm_dllm.decoding import Algorithm, Corruption
-from vllm_dllm.decoding.names import algorithms
+from vllm_dllm.decoding.registry import algorithms
 from vllm_dllm.ranges import SettingsError, closest, cut, listed, nearest, shown
 from vllm_dllm.settings.parsing import OPTIONS
 from vllm_dllm.settings.resolution import (

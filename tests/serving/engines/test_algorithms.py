@@ -13,7 +13,7 @@ from examples.tiny.training import Encoder
 from tests.support.checkpoints import TINY_LLADA2, TINY_SDAR
 from tests.support.engine import Engine, engine, greedy
 from tests.support.families import dllm
-from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.registry import algorithm_names
 from vllm_dllm.settings.server import ThresholdUnderLoad
 from vllm_dllm.tracing.trace import Trace
 

@@ -36,7 +36,7 @@ from tests.support.checkpoints import TEXT_ONLY_OPTIONS, TINY
 from tests.support.drive import Driver
 from tests.support.engine import Engine, count_calls, engine, greedy
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.decoding.names import algorithms
+from vllm_dllm.decoding.registry import algorithms
 from vllm_dllm.engine.constraints import CanvasStarts, ConstrainedStep
 from vllm_dllm.engine.contracts import StepPlan
 from vllm_dllm.frontend import Prompt

@@ -14,7 +14,7 @@ from tests.support.drive import assert_nothing_held, llada2
 from tests.support.engine import Engine, greedy
 from tests.support.reference import MARGIN, Rule
 from tests.support.reference_llada2 import Reference
-from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.registry import algorithm_names
 
 pytestmark = pytest.mark.engine
 

@@ -16,7 +16,7 @@ from vllm.benchmarks.serve import fetch_diffusion_metrics
 from tests.support import oracle
 from tests.support.checkpoints import TINY_LLADA2
 from tests.support.server import AS_SERVED, Server
-from vllm_dllm.decoding.names import algorithms
+from vllm_dllm.decoding.registry import algorithms
 from vllm_dllm.metrics import COUNTERS, metric_name
 
 pytestmark = pytest.mark.e2e

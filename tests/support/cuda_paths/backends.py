@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.support.cuda_paths.watch import Watch
+from tests.support.ops.attention import attention_reference
 from vllm_dllm.ops.attention.inputs import AttentionLayer, PagedKV, QueryBatch
-from vllm_dllm.ops.attention.masks import Mask, MaskRule, QuerySpan, interval
-from vllm_dllm.ops.attention.reference import attention_reference
+from vllm_dllm.ops.attention.masks import WHOLE, MaskRule, WindowRule
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,7 @@ def _ours(watch: Watch, patch: pytest.MonkeyPatch) -> None:
         layer: AttentionLayer,
         out: torch.Tensor,
     ) -> None:
-        def mask(sequence: int) -> Mask:
-            rule = MaskRule(*(int(part[sequence]) for part in queries.rule))
-
-            def sees(q: torch.Tensor, k: torch.Tensor, span: QuerySpan) -> torch.Tensor:
-                first, end = interval(q, span, rule, layer.window_width)
-                return (k >= first) & (k < end)
-
-            return Mask("ours", sees, rule)
-
-        _attend(watch, query, kv, queries, layer, out, mask)
+        _attend(watch, query, kv, queries, layer, out)
 
     # The kernel's own module needs Triton, which may be missing here.
     launcher = types.ModuleType("vllm_dllm.ops.attention.launch_triton")
@@ -127,24 +118,18 @@ def _attend_by_flags(
     Of a window ``(left, right)`` -1 stands for no edge. A causal sequence has no keys after its
     query, whatever the window's right edge says.
     """
-    no_rule = MaskRule(None, None)
-
-    def mask(sequence: int) -> Mask:
-        is_causal = bool(causal[sequence] if isinstance(causal, torch.Tensor) else causal)
-
-        def sees(q: torch.Tensor, k: torch.Tensor, span: QuerySpan) -> torch.Tensor:
-            seen = (k <= q) if is_causal else (k <= (q + right if right >= 0 else span.end))
-            return seen & (k >= q - left) if left >= 0 else seen
-
-        return Mask("by flags", sees, no_rule)
-
+    causal = torch.as_tensor(causal).expand(len(arguments["cu_seqlens_q"]) - 1) != 0
+    # What is not causal sees as far to the right.
+    assert causal.all() or left == right
+    window = WindowRule.NONE if left < 0 else WindowRule.SYMMETRIC
     queries = QueryBatch(
-        *(arguments["cu_seqlens_q"], arguments["seqused_k"], arguments["block_table"], no_rule),
+        *(arguments["cu_seqlens_q"], arguments["seqused_k"], arguments["block_table"]),
+        MaskRule(torch.where(causal, 1, WHOLE), torch.full_like(causal, window, dtype=torch.int32)),
         *(arguments["max_seqlen_q"], arguments["max_seqlen_k"]),
     )
-    layer = AttentionLayer(arguments["softmax_scale"], soft_cap=arguments["softcap"])
+    layer = AttentionLayer(arguments["softmax_scale"], left + 1, arguments["softcap"])
     kv = PagedKV(arguments["k"], arguments["v"])
-    _attend(watch, arguments["q"], kv, queries, layer, arguments["out"], mask)
+    _attend(watch, arguments["q"], kv, queries, layer, arguments["out"])
 
 
 def _attend(
@@ -154,14 +139,12 @@ def _attend(
     queries: QueryBatch,
     layer: AttentionLayer,
     out: torch.Tensor,
-    mask: Callable[[int], Mask],
 ) -> None:
-    """Compute what a kernel would; `mask` is that of a sequence."""
+    """Compute what a kernel would."""
     watch.calls += 1
     watch.note(_out_of_bounds(query, kv, queries))
-    masks = [mask(sequence) for sequence in range(len(queries.query_start) - 1)]
     end = int(queries.query_start[-1])
-    out[:end] = attention_reference(query, kv, queries, layer, masks)[:end].to(out.dtype)
+    out[:end] = attention_reference(query, kv, queries, layer)[:end].to(out.dtype)
 
 
 def _out_of_bounds(query: torch.Tensor, kv: PagedKV, queries: QueryBatch) -> Iterator[str]:

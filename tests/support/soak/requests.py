@@ -13,7 +13,7 @@ from typing import Any
 
 from examples.tiny.tasks import held_out_set
 from vllm_dllm.decoding import Corruption, get_algorithm
-from vllm_dllm.decoding.names import algorithm_names
+from vllm_dllm.decoding.registry import algorithm_names
 
 ABORTED, MALFORMED, SLOW = 0.10, 0.05, 0.03  # shares of what is sent
 LONGEST_PROMPT, LONGEST_ANSWER = 180, 140  # characters (bytes to the tiny models), and tokens

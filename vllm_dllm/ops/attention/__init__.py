@@ -1,1 +1,1 @@
-"""Paged attention with a mask rule for each request: masks, Triton kernels, and a reference."""
+"""Paged attention with a mask rule for each request: masks and Triton kernels."""

@@ -1,4 +1,4 @@
-"""The arguments of paged attention, of the Triton kernels and of the reference."""
+"""The arguments of paged attention."""
 
 from __future__ import annotations
 

@@ -40,7 +40,11 @@ def more_keys(keys: torch.Tensor, *counters: torch.Tensor | int) -> torch.Tensor
     for counter in counters:
         # An odd multiplier spreads neighbouring counters over all bits; mixing does the rest. The
         # product of an integer is taken on the host, because a tensor would have to be copied.
-        spread = counter * _GOLDEN if isinstance(counter, torch.Tensor) else _spread(counter)
+        spread = (
+            counter * _GOLDEN
+            if isinstance(counter, torch.Tensor)
+            else _signed(counter * _GOLDEN, 64)
+        )
         keys = _splitmix(keys ^ spread)
     return keys
 
@@ -50,14 +54,9 @@ def uniform_bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
     `keys` is int64 ``[rows]``; `index` is int64 or int32 of 0..2^31, ``[n]`` or ``[rows, n]``.
     """
-    return _bits(keys[:, None], index)
-
-
-def _bits(keys: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """`uniform_bits` for keys and indices whose shapes broadcast."""
-    low, high = keys.int(), (keys >> 32).int()
+    low, high = keys[:, None].int(), (keys[:, None] >> 32).int()
     # An odd multiplier spreads neighbouring indices before the key joins them.
-    bits = index.int() * _int32(0x9E3779B1) + low
+    bits = index.int() * _signed(0x9E3779B1) + low
     return _lowbias(_lowbias(bits) ^ high)
 
 
@@ -85,11 +84,7 @@ def uniform_tokens(keys: torch.Tensor, index: torch.Tensor, vocabulary: int) -> 
     Keys and indices are those of `uniform_bits`. There are at most 2^31 ids. The probability of
     each has a relative error below ``vocabulary / 2^32``.
     """
-    return _tokens(uniform_bits(keys, index), vocabulary)
-
-
-def _tokens(bits: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    return ((bits.long() & 0xFFFFFFFF) * vocabulary) >> 32
+    return ((uniform_bits(keys, index).long() & 0xFFFFFFFF) * vocabulary) >> 32
 
 
 @dataclass(frozen=True)
@@ -138,14 +133,14 @@ def candidate_keys(counters: Counters) -> torch.Tensor:
 
 def step_noise(counters: Counters, vocabulary: int) -> StepNoise:
     """All noise of a step, in one function, so that the compiler can turn it into one loop."""
-    keys, position = counters.keys(), counters.position
-    slot = counters.slot
+    keys, position, slot = counters.keys(), counters.position, counters.slot
     next_start = counters.start[slot] + counters.length
     next_canvas = row_keys(counters.seed[slot], next_start, Stream.CANVAS)
+    renoise = more_keys(keys, Stream.RENOISE)
     return StepNoise(
         keys=more_keys(keys, position, Stream.CANDIDATE),
-        renoise=_tokens(_bits(more_keys(keys, Stream.RENOISE), position), vocabulary),
-        fresh=_tokens(_bits(next_canvas, position), vocabulary),
+        renoise=uniform_tokens(renoise, position[:, None], vocabulary)[:, 0],
+        fresh=uniform_tokens(next_canvas, position[:, None], vocabulary)[:, 0],
     )
 
 
@@ -157,15 +152,12 @@ def _splitmix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lowbias(x: torch.Tensor) -> torch.Tensor:
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _int32(0x7FEB352D)
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _int32(0x846CA68B)
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _signed(0x7FEB352D)
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def _spread(counter: int) -> int:
-    product = (counter * _GOLDEN) & ((1 << 64) - 1)
-    return product - (1 << 64) if product >= 1 << 63 else product
-
-
-def _int32(value: int) -> int:
-    return value - (1 << 32) if value >= 1 << 31 else value
+def _signed(value: int, bits: int = 32) -> int:
+    """The lowest bits of a number, as those of a signed integer."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value

@@ -22,28 +22,6 @@ from vllm_dllm.ops.statistics.scores_triton import LogitRows, empty, read_scores
 IDS = 1024  # read at a time
 
 
-def floors(
-    rows: LogitRows,
-    filters: tuple[torch.Tensor, ...],
-    temperature: torch.Tensor | None = None,
-    forbidden: int | None = None,
-) -> torch.Tensor:
-    """The least score that each row keeps, float32 ``[rows]``; -inf where there is no filter.
-
-    The filters of canvases, ``[n]`` each, apply one after the other: min-p (float32, or 0), top-k
-    (int64, or the size of the vocabulary) and top-p (float32, or 1). They apply to scores divided
-    by `temperature` (float32 ``[rows]``; None for 1, which also stands in for 0). The forbidden id
-    is left out of account.
-    """
-    count, device = rows.logits.shape[1], rows.logits.device
-    found = empty((len(rows.logits),), torch.float32, device)
-    floors_kernel[(len(found),)](
-        *rows.arguments, temperature, *filters, found,
-        count, -1 if forbidden is None else forbidden, IDS=IDS, num_warps=8,
-    )  # fmt: skip
-    return found
-
-
 def read_with(
     rows: LogitRows,
     changes: RowChanges | None,
@@ -51,20 +29,28 @@ def read_with(
     temperature: torch.Tensor | None = None,
     forbidden: int | None = None,
 ) -> LogitRows:
-    """The rows with changes and filters; the arguments are those of `floors`.
+    """The rows with changes and filters.
 
     Kernels are compiled for rows with both and for rows with neither, so that either comes with the
-    other, which may change or exclude nothing.
+    other, which may change or exclude nothing. The filters of canvases, ``[n]`` each, apply one
+    after the other: min-p (float32, or 0), top-k (int64, or the size of the vocabulary) and top-p
+    (float32, or 1). They apply to scores divided by `temperature` (float32 ``[rows]``; None for 1,
+    which also stands in for 0). The forbidden id is left out of account.
     """
     if changes is None and filters is None:
         return rows
-    logits = rows.logits
+    (count, ids), device = rows.logits.shape, rows.logits.device
     if changes is None:
-        changes = RowChanges.none(-(-len(logits) // rows.length), logits.device)
+        changes = RowChanges.none(-(-count // rows.length), device)
     rows = replace(rows, changes=changes)
     if filters is None:
-        return replace(rows, floor=torch.full((len(logits),), -torch.inf, device=logits.device))
-    return replace(rows, floor=floors(rows, filters, temperature, forbidden))
+        return replace(rows, floor=torch.full((count,), -torch.inf, device=device))
+    floor = empty((count,), torch.float32, device)  # the least score that each row keeps
+    floors_kernel[(count,)](
+        *rows.arguments, temperature, *filters, floor,
+        ids, -1 if forbidden is None else forbidden, IDS=IDS, num_warps=8,
+    )  # fmt: skip
+    return replace(rows, floor=floor)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""A model's head, computed one range of ids at a time, and the part that belongs to a rank."""
+"""A model's head, and the part of it that belongs to a rank."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ class Shard:
 
 @dataclass(frozen=True)
 class Head:
-    """A head that is computed one tile at a time."""
+    """A head that is a matrix."""
 
-    # Maps hidden states [rows, hidden], the first id and one more than the last (of this rank's) to
-    # float32 logits [rows, ids], soft cap included, which the caller may overwrite.
-    logits: Callable[[torch.Tensor, int, int], torch.Tensor]
+    # Maps hidden states [rows, hidden] to float32 logits [rows, ids] of this rank's ids, soft cap
+    # included, which the caller may overwrite.
+    logits: Callable[[torch.Tensor], torch.Tensor]
     vocabulary: int  # number of ids of all ranks together
     embedding: torch.Tensor | None = None  # [ids, hidden], this rank's, for a soft embedding
     shard: Shard | None = None  # this rank's part, or None if one rank has the whole head
     # Only fused kernels read the following two: this rank's matrix [ids or more, hidden], starting
-    # at its first id, or None if the head is not a plain matrix; and the cap c of
-    # ``c * tanh(x / c)`` that `logits` applies.
+    # at its first id, and the cap c of ``c * tanh(x / c)`` that `logits` applies.
     weight: torch.Tensor | None = None
     soft_cap: float | None = None
 
@@ -47,10 +46,6 @@ class Head:
         """Logits ``[rows, ids]`` of this rank's ids in the dtype of `weight`, without soft cap."""
         assert self.weight is not None
         return torch.nn.functional.linear(hidden, self.weight[: len(self.ids)])
-
-    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[rows, vocabulary]`` of all ranks' ids."""
-        return self.of_all_ranks(self.logits(hidden, self.ids.start, self.ids.stop))
 
     def of_all_ranks(self, own: torch.Tensor) -> torch.Tensor:
         """Logits ``[rows, vocabulary]`` from those of each rank's own ids."""
@@ -73,16 +68,15 @@ class Head:
 
 
 def logits_of(
-    weight: torch.Tensor, first_id: int, soft_cap: float | None
-) -> Callable[[torch.Tensor, int, int], torch.Tensor]:
-    """Build the function `Head.logits` for a plain matrix, whose first row is `first_id`'s.
+    weight: torch.Tensor, soft_cap: float | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Build the function `Head.logits` for this rank's matrix.
 
     The soft cap is applied in float32, as in the code of DiffusionGemma's authors.
     """
 
-    def logits(hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        tile = weight[first - first_id : end - first_id]
-        values = torch.nn.functional.linear(hidden, tile).float()
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        values = torch.nn.functional.linear(hidden, weight).float()
         return values if soft_cap is None else values.div_(soft_cap).tanh_().mul_(soft_cap)
 
     return logits

@@ -30,7 +30,7 @@ from canvas_grammar.decoding.noise_triton import gumbel, split_key
 from vllm_dllm.ops.device import multiprocessors
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.partials import SoftmaxPartials
-from vllm_dllm.ops.statistics.rows import GROUP, RowStatistics
+from vllm_dllm.ops.statistics.rows import GROUP
 from vllm_dllm.ops.statistics.sampled import FIRST_GROUP_INDEX
 from vllm_dllm.ops.statistics.scores_triton import LogitRows, capped, empty, read_scores
 
@@ -136,65 +136,36 @@ def head_statistics(
         tile: how to divide the work, or None for `tile_for`.
 
     Raises:
-        ValueError: the head has no weight, or one of another dtype or width than `hidden`.
+        ValueError: the head has no weight, or one of another dtype or width than `hidden`, or the
+            rows of either are not contiguous.
     """
-    source, tile = product_arguments(hidden, head), tile or tile_for(len(hidden), hidden.dtype)
-    if not len(head.ids):
-        return SoftmaxPartials.empty(len(hidden), hidden.device)
-    return _statistics((source, None), hidden, head.ids, None, None, forbidden, tile)
-
-
-class MaskedKernels:
-    """Statistics of a masked model: one pass over logits, or over the head without logits."""
-
-    def __init__(self, head: Head) -> None:
-        self.head = head
-
-    def from_hidden(self, hidden: torch.Tensor, forbidden: int, entropy: bool) -> RowStatistics:
-        """The statistics of `row_statistics` from hidden states ``[rows, hidden]``."""
-        partials = head_statistics(hidden, self.head, forbidden)
-        return partials.merge_ranks(self.head.shard).greedy_statistics(entropy)
-
-    def warm_up(self, hidden: torch.Tensor, forbidden: int) -> None:
-        """Compile `from_hidden` for every tile; there are at least as many hidden states."""
-        for rows in TILE_ROWS:
-            self.from_hidden(hidden[:rows], forbidden, entropy=False)
-
-    @staticmethod
-    def from_logits(rows: LogitRows, forbidden: int, entropy: bool) -> RowStatistics:
-        """The statistics of `row_statistics` from rows of logits."""
-        return logits_statistics(rows, forbidden).greedy_statistics(entropy)
-
-    @staticmethod
-    def drawn(
-        rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, forbidden: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
-
-        What is excluded is never drawn, but it must not be the likeliest token. Scores are divided
-        by `temperature` (float32 ``[rows]``) where it is not 0. The forbidden id is never drawn.
-        """
-        found = logits_statistics(rows, forbidden, temperature, keys)
-        return found.sample, (found.scaled - found.best).exp()
-
-
-def product_arguments(hidden: torch.Tensor, head: Head) -> tuple[Any, ...]:
-    """The arguments of `product`, as the kernels take them.
-
-    Raises:
-        ValueError: the kernels cannot multiply these hidden states with this head.
-    """
-    if head.weight is None:
+    weight, cap = head.weight, None if head.soft_cap is None else float(head.soft_cap)
+    if weight is None:
         raise ValueError("this head has no weight, which fused statistics multiply with")
-    if head.weight.dtype != hidden.dtype or head.weight.shape[1] != hidden.shape[1]:
+    if weight.dtype != hidden.dtype or weight.shape[1] != hidden.shape[1]:
         raise ValueError(
             f"hidden states are {hidden.dtype} of width {hidden.shape[1]}, the head's weight is "
-            f"{head.weight.dtype} of width {head.weight.shape[1]}"
+            f"{weight.dtype} of width {weight.shape[1]}"
         )
-    if hidden.stride(1) != 1 or head.weight.stride(1) != 1:
+    if hidden.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError("hidden states and the head's weight must have contiguous rows")
-    cap = None if head.soft_cap is None else float(head.soft_cap)
-    return hidden, hidden.stride(0), head.weight, head.weight.stride(0), hidden.shape[1], cap
+    if not len(head.ids):
+        return SoftmaxPartials.empty(len(hidden), hidden.device)
+    of_product = hidden, hidden.stride(0), weight, weight.stride(0), hidden.shape[1], cap
+    tile = tile or tile_for(len(hidden), hidden.dtype)
+    return _statistics((of_product, None), hidden, head.ids, None, None, forbidden, tile)
+
+
+def drawn_by_kernels(
+    rows: LogitRows, temperature: torch.Tensor, keys: torch.Tensor, forbidden: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token drawn from each row, and its `sampled.drawn_weight`, ``[rows]`` both.
+
+    What is excluded is never drawn, but it must not be the likeliest token. Scores are divided by
+    `temperature` (float32 ``[rows]``) where it is not 0. The forbidden id is never drawn.
+    """
+    found = logits_statistics(rows, forbidden, temperature, keys)
+    return found.sample, (found.scaled - found.best).exp()
 
 
 def _statistics(

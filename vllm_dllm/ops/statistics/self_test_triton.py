@@ -25,8 +25,7 @@ from vllm_dllm.ops.statistics.sampled import soft_embedding as plain_soft_embedd
 from vllm_dllm.ops.statistics.scores_triton import LogitRows
 from vllm_dllm.ops.statistics.soft_embedding_triton import soft_embedding
 
-# Row counts that fill each tile, and a few groups of ids, the last one incomplete.
-ROWS = TILE_ROWS
+# A few groups of ids, the last one incomplete.
 IDS = 1000
 # Ids from here on have the same logits as the first ids and lose every tie against them.
 COPIED = 600
@@ -44,17 +43,17 @@ def failures(head: Head, masked: bool) -> list[str]:
     and no soft embedding.
     """
     failed = []
-    for rows in ROWS:
+    for rows in TILE_ROWS:
         case = _Case(head, rows)
         checks = case.masked() if masked else case.noise()
-        if rows == ROWS[0]:
+        if rows == TILE_ROWS[0]:
             checks = chain(checks, case.options())
         failed += [f"{name} of {rows} rows" for name, passed in checks if not passed]
     return failed
 
 
 class _Case:
-    """Hidden states and a head of few ids, whose `logits` round exact sums."""
+    """Hidden states and a head of few ids, whose `logits` and `scores` are rounded exact sums."""
 
     def __init__(self, head: Head, rows: int) -> None:
         assert head.weight is not None
@@ -68,21 +67,15 @@ class _Case:
         self.hidden = grid(rows, width, spread=1)
         weight = grid(IDS, width, spread=5 / width**0.5)
         weight[COPIED:] = weight[: IDS - COPIED]
-        own = replace(head, vocabulary=IDS, shard=None, logits=self._logits)
-        self.head = replace(own, weight=weight, embedding=grid(IDS, width, spread=1))
+        self.embedding = grid(IDS, width, spread=1)
+        own = replace(head, vocabulary=IDS, shard=None)
+        self.head = replace(own, weight=weight, embedding=self.embedding)
+        self.logits = (self.hidden.double() @ weight.double().T).to(dtype)
+        self.scores = self.logits.to(torch.float32, copy=True)  # after the soft cap
+        if head.soft_cap is not None:
+            self.scores.div_(head.soft_cap).tanh_().mul_(head.soft_cap)
         self.temperature = (torch.arange(rows) % 4 / 3).to(device)
         self.keys = row_keys(torch.arange(rows), rows).to(device)
-
-    def _logits(self, hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """See `Head.logits`."""
-        values, cap = self._products(hidden, first, end).float(), self.head.soft_cap
-        return values if cap is None else values.div_(cap).tanh_().mul_(cap)
-
-    def _products(self, hidden: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """The logits in the head's dtype, before the soft cap."""
-        weight = self.head.weight
-        assert weight is not None
-        return (hidden.double() @ weight[first:end].double().T).to(weight.dtype)
 
     def options(self) -> Iterator[tuple[str, bool]]:
         """The scores after changes, and the floors of filters, of canvases of four rows."""
@@ -101,8 +94,7 @@ class _Case:
             torch.randint(0, 3, (count, 2, IDS), dtype=torch.int32, generator=draw).to(device),
             torch.tensor([[1.5, 0.25, -0.5]], device=device).expand(count, 3).contiguous(),
         )
-        plain = LogitRows(self._products(self.hidden, 0, IDS), 4, self.head.soft_cap)
-        want = self._logits(self.hidden, 0, IDS)
+        plain, want = LogitRows(self.logits, 4, self.head.soft_cap), self.scores.clone()
         changes.apply(want)
         ones = torch.ones(count, device=device)
         rows = read_with(plain, changes, (ones / 1024, ones.long() * 20, ones * 0.75))
@@ -122,28 +114,23 @@ class _Case:
     def noise(self) -> Iterator[tuple[str, bool]]:
         """The kernels of a model of uniform noise."""
         greedy = self.temperature == 0
-        scores = self._logits(self.hidden, 0, IDS)
-        starts = group_starts(0, IDS, scores.device)
-        found, weights = sampled_partials(scores, self.temperature, self.keys, starts)
+        starts = group_starts(0, IDS, self.scores.device)
+        found, weights = sampled_partials(self.scores, self.temperature, self.keys, starts)
         mean = plain_soft_embedding(weights, self.head, self.temperature, found, found)
-        logits = self._products(self.hidden, 0, IDS)
-        rows = LogitRows(logits, len(logits), self.head.soft_cap)
+        rows = LogitRows(self.logits.clone(), len(self.logits), self.head.soft_cap)
         partials = logits_statistics(rows, None, self.temperature, self.keys)
         want = found.sampled_statistics(greedy)
         yield from _compared("rows", partials.sampled_statistics(greedy), want)
         soft = soft_embedding(rows, self.head, self.temperature, partials)
-        assert self.head.embedding is not None
-        budget = SOFT_BUDGET[self.head.embedding.element_size() == 2]
-        error = (soft - mean).abs().max() / self.head.embedding.float().abs().max()
-        yield "soft embedding", bool(error <= budget)
+        error = (soft - mean).abs().max() / self.embedding.float().abs().max()
+        yield "soft embedding", bool(error <= SOFT_BUDGET[self.embedding.element_size() == 2])
 
     def masked(self) -> Iterator[tuple[str, bool]]:
         """The kernels of a masked model."""
-        logits = self._logits(self.hidden, 0, IDS)
-        want = row_statistics(logits.clone(), FORBIDDEN, entropy=True)
+        want = row_statistics(self.scores.clone(), FORBIDDEN, entropy=True)
         for name, partials in (
             ("head", head_statistics(self.hidden, self.head, forbidden=FORBIDDEN)),
-            ("rows", logits_statistics(LogitRows(logits, len(logits)), FORBIDDEN)),
+            ("rows", logits_statistics(LogitRows(self.scores, len(self.scores)), FORBIDDEN)),
         ):
             yield from _compared(name, partials.greedy_statistics(entropy=True), want)
 
