@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.config.compilation import CompilationMode
 
-from vllm_dllm.engine import readout as rule
+from vllm_dllm.engine import kernel_choice as rule
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head

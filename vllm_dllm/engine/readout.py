@@ -6,14 +6,9 @@ of uniform noise. Both compute row statistics with torch, or with Triton kernels
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-import torch
 from vllm.config.compilation import CompilationMode
-from vllm.distributed import tensor_model_parallel_all_reduce
-from vllm.logger import init_logger
-from vllm.triton_utils import HAS_TRITON
 
 from vllm_dllm.engine.contracts import Readout
 from vllm_dllm.engine.optional_parts import OptionalParts
@@ -21,8 +16,6 @@ from vllm_dllm.engine.slots import SlotState
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-logger = init_logger("vllm.dllm")
 
 
 def make_readout(
@@ -38,6 +31,8 @@ def make_readout(
     if masked and not model.has_head:  # an earlier pipeline stage, which never reads
         triton = False
     elif kernels == "auto" and slots.device.type == "cuda":
+        from vllm_dllm.engine.kernel_choice import triton_works
+
         ranks = vllm_config.parallel_config.tensor_parallel_size
         triton = triton_works(model, masked, slots.device, ranks)
     if masked:
@@ -59,51 +54,3 @@ def compiles(vllm_config: VllmConfig) -> bool:
     """Whether vLLM compiles the model to kernels. If so, what runs after it is compiled too."""
     compilation = vllm_config.compilation_config
     return bool(compilation.mode != CompilationMode.NONE and compilation.backend == "inductor")
-
-
-def triton_works(model: Any, masked: bool, device: torch.device, ranks: int) -> bool:
-    """Whether Triton kernels can compute the row statistics (``auto``); logs the decision.
-
-    All `ranks` that share the head call this together, and all get the same answer.
-    """
-    obstacle = _obstacle(model)
-    if obstacle is not None:
-        logger.info("dllm: row statistics by torch (dllm.kernels=auto: %s)", obstacle)
-        return False
-    begin = time.perf_counter()
-    failed = _failures(model, masked)
-    if failed:
-        logger.warning("dllm: Triton kernels failed their self-test: %s", "; ".join(failed))
-    anywhere = bool(failed)
-    if ranks > 1:
-        own = torch.tensor([float(anywhere)], device=device)
-        anywhere = bool(tensor_model_parallel_all_reduce(own)[0])
-    if anywhere:
-        logger.warning("dllm: row statistics by torch (dllm.kernels=auto: the self-test failed)")
-        return False
-    logger.info(
-        "dllm: row statistics by triton (dllm.kernels=auto: the self-test passed in %.1f s)",
-        time.perf_counter() - begin,
-    )
-    return True
-
-
-def _obstacle(model: Any) -> str | None:
-    """The reason not to try the kernels, or None. It is the same on all ranks."""
-    if torch.version.hip is not None:
-        return "no CUDA device"
-    if not HAS_TRITON:
-        return "vLLM has no Triton here"
-    if not model.has_plain_head:
-        return "the head is quantized, or more than a matrix"
-    return None
-
-
-def _failures(model: Any, masked: bool) -> list[str]:
-    """The names of the checks that the kernels fail; a kernel that does not run fails too."""
-    try:
-        from vllm_dllm.ops.statistics.self_test_triton import failures
-
-        return failures(model.tiled_head(), masked)
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
