@@ -13,7 +13,6 @@ import pytest
 from tests.support.child import in_child
 from tests.support.long import long_but
 
-
 NAMES = ("SDAR-1.7B", "LLaDA2.0-mini", "DiffusionGemma")
 # With PyTorch's kernels or ours, and of the model's own algorithm or of every one.
 CASES = product(NAMES, ("torch", "triton"), ("own", "every"))

@@ -42,7 +42,7 @@ def become(request: dict[str, Any]) -> None:
     opened += [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in (out, errors)]
     for number, file in enumerate(opened):
         os.dup2(file, number)
-    sys.stdin = open(0, closefd=False)  # which had read ahead
+    sys.stdin = os.fdopen(0)  # the old one had read ahead
 
 
 if __name__ == "__main__":
