@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.support.checkpoints import ROOT
 from tests.support.commands import run
+from tests.support.forked import forked
 
 ANSWER = "answer: "
 
@@ -24,12 +25,14 @@ def in_child(
 ) -> list[Any]:
     """What a function of a module yields for these arguments, which are JSON or paths.
 
-    ``MODULE:FUNCTION`` is one of a module that this process must not import.
+    ``MODULE:FUNCTION`` is one of a module that this process must not import. With an environment of
+    its own, the process begins without vLLM.
     """
     if not isinstance(function, str):
         function = f"{function.__module__}:{function.__qualname__}"
+    command = [sys.executable, "-m", __name__, function]
     given = json.dumps(arguments, default=str)
-    done = run(sys.executable, "-m", __name__, function, input=given, env=env, cwd=ROOT)
+    done = forked(command, given) if env is None else run(*command, input=given, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     return [json.loads(line.removeprefix(ANSWER)) for line in lines if line.startswith(ANSWER)]

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.forked import ENVIRONMENT, Forked
+
 START_SECONDS = 120
 # The value of ``--middleware`` for the live page of traces.
 LIVE_PAGE = "vllm_dllm.viewer.live.LivePage"
@@ -22,63 +24,16 @@ FLAGS = (
     *("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"),
     *("--kv-cache-memory-bytes", str(1 << 26), "--served-model-name", "m"),
 )
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-}
 # On the CPU vLLM gives the engine's one worker a process of its own, to bind threads. To import
 # vLLM there a third time takes a third of a server's start, so most tests do without that process.
-WITHIN_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 AS_SERVED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 # Variables that vLLM reads after its import, so that a server with them can be forked, too.
 READ_LATE = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_ENABLE_RESPONSES_API_STORE",
+    "VLLM_LOGGING_LEVEL",
     "VLLM_SERVER_DEV_MODE",
 }
-
-
-class Forked:
-    """What tests need of `subprocess.Popen`, for a server that `children.server_parent` forks."""
-
-    parent: subprocess.Popen[str] | None = None
-
-    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        self.returncode: int | None = None
-        self.pid: int = self._ask(command=command, environment=environment, log=str(log))
-
-    @classmethod
-    def _ask(cls, **request: Any) -> Any:
-        if cls.parent is None:
-            cls.parent = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.children.server_parent"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd=Path(__file__).resolve().parents[2],
-                env=os.environ | ENVIRONMENT | WITHIN_ENGINE,
-            )
-        assert cls.parent.stdin is not None and cls.parent.stdout is not None
-        print(json.dumps(request), file=cls.parent.stdin, flush=True)
-        for line in cls.parent.stdout:
-            with contextlib.suppress(json.JSONDecodeError):  # what an import prints
-                return json.loads(line)
-        raise RuntimeError("the parent of the servers has ended")
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._ask(poll=self.pid)
-        return self.returncode
-
-    def wait(self, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("vllm serve", timeout)
-            time.sleep(0.05)
-        assert self.returncode is not None
-        return self.returncode
 
 
 class Server:
@@ -107,7 +62,7 @@ class Server:
         vllm = str(Path(sys.executable).with_name("vllm"))
         address = ("--host", "127.0.0.1", "--port", str(self.port))
         self.command = [vllm, "serve", str(model), *address, *FLAGS, *flags]
-        self.environment = os.environ | ENVIRONMENT | WITHIN_ENGINE | (env or {})
+        self.environment = os.environ | ENVIRONMENT | (env or {})
         # One for all requests: to make one takes longer than most answers. Its connections are used
         # once, because the server closes idle ones, maybe while a request is sent.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -130,7 +85,7 @@ class Server:
         """Start it, and leave to the caller to wait for it and to stop it."""
         self.process: subprocess.Popen[bytes] | Forked
         if self.forks and not self.own_environment:
-            self.process = Forked(self.command, self.environment, self.log)
+            self.process = Forked(self.command, self.environment, out=self.log)
             return
         with self.log.open("w") as sink:
             self.process = subprocess.Popen(

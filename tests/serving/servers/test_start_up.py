@@ -17,8 +17,9 @@ import pytest
 
 from tests.support import oracle
 from tests.support.child import in_child
+from tests.support.forked import ENVIRONMENT
 from tests.support.mistakes import EVERY, GEMMA, MASKED, MODELS, MOST_CHARACTERS, Mistake, dllm
-from tests.support.server import AS_SERVED, ENVIRONMENT, Server
+from tests.support.server import AS_SERVED, Server
 
 pytestmark = pytest.mark.e2e
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -218,13 +218,13 @@ class Launches:
     if these were to be found out, their code.
     """
 
-    def __init__(self, generated: Mapping[str, int] | None = None) -> None:
+    def __init__(self, generated: dict[str, int] | None = None) -> None:
         """Count with these numbers, or find them out, which runs every compiled function."""
         self.counts: Counter[str] = Counter()
         self.forms: set[str] = set()  # for which kernels were compiled
         self.finds_out = generated is None
         self.codes: dict[str, str] = {}
-        self.generated: dict[str, int] = dict(generated or {})
+        self.generated = {} if generated is None else generated
         self.stack = ExitStack()
 
     def __enter__(self) -> Launches:
@@ -313,12 +313,15 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> to
     return made.zero_() if device.type == "cpu" else made
 
 
-def steps_of_a_small_model(name: str, triton: bool = True) -> Launches:
-    """What steps of a model of `MODELS` compile, with our Triton kernels or without."""
+def steps_of_a_small_model(name: str, triton: bool = True, every: bool = True) -> Launches:
+    """What steps of a model of `MODELS` compile, with our Triton kernels or without.
+
+    The algorithms are the model's own, or every one that a request may choose.
+    """
     with Launches() as found, torch.inference_mode():
         model = FakeModel(smaller(MODELS[name]), torch.device("cpu"), triton=triton)
         model.weight.zero_()
-        compile_updates(model.admission, model.served.algorithm_names)
+        compile_updates(model.admission, model.served.algorithm_names if every else ())
         for temperature in (0.0, 0.7):
             for slot in range(2):
                 model.admit(slot, temperature=temperature)
@@ -372,8 +375,9 @@ def costs(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def forms(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Of each case the forms of Triton kernels that are not compiled when a server starts."""
+    uncounted: dict[str, int] = defaultdict(int)
     for name in sorted({case["model"] for case in cases}):
-        with Launches(generated(name)) as launches, fake_accelerator() as device:
+        with Launches(uncounted) as launches, fake_accelerator() as device:
             model = FakeModel(MODELS[name], device)
             model.readout.warm_up(model._hidden(EXAMPLE_ROWS))
             warm_up_paths(device, model.slots.length)
@@ -382,7 +386,7 @@ def forms(cases: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for case in cases:
             if case["model"] != name:
                 continue
-            with Launches(generated(name)) as launches, fake_accelerator() as device:
+            with Launches(uncounted) as launches, fake_accelerator() as device:
                 _stepped(case, device, launches)
             yield {"model": name, "case": case, "missing": sorted(launches.forms - ahead)}
 
@@ -418,8 +422,11 @@ def error_of(name: str, source: str) -> str:
     return ""
 
 
-def errors(name: str, on_triton: bool) -> Iterator[tuple[str, str, str]]:
-    """Of each kernel of a model: the function, the kernel, and the compiler's error or ""."""
-    for function, code in steps_of_a_small_model(name, on_triton).codes.items():
+def errors(name: str, on_triton: bool, every: bool) -> Iterator[tuple[str, str, str]]:
+    """Of each kernel of a model: the function, the kernel, and the compiler's error or "".
+
+    See `steps_of_a_small_model`.
+    """
+    for function, code in steps_of_a_small_model(name, on_triton, every).codes.items():
         for kernel, source in KERNEL_SOURCE.findall(code):
             yield function, kernel, error_of(kernel, source)

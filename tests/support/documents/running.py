@@ -25,7 +25,8 @@ from tests.support.documents.table import (
     Row,
     twin,
 )
-from tests.support.server import ENVIRONMENT
+from tests.support.forked import ENVIRONMENT
+from tests.support.server import AS_SERVED
 
 ADDRESS = re.compile(r"\b(localhost|127\.0\.0\.1|0\.0\.0\.0):8000\b")
 SHELL = {"", "sh", "bash", "shell"}
@@ -113,7 +114,7 @@ def environment(root: Path) -> dict[str, str]:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     # A gigabyte of KV cache where none is said: on a CPU vLLM takes nearly all memory for it.
     own = {"PYTHONPATH": str(root), "PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return os.environ | ENVIRONMENT | own
+    return os.environ | ENVIRONMENT | AS_SERVED | own
 
 
 def shell(text: str, root: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
