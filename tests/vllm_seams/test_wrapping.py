@@ -18,10 +18,6 @@ class Wrapped:
         """Says what a method was called with."""
         return type(self).__name__, number, more
 
-    @classmethod
-    def of_class(cls, number: int) -> tuple[Any, ...]:
-        return cls.__name__, number
-
     @staticmethod
     def static(number: int) -> int:
         return number

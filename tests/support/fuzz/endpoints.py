@@ -16,7 +16,6 @@ MODEL = {"model": "m"}
 USER = [{"role": "user", "content": "copy ab"}]
 COMPLETION = MODEL | {"prompt": "copy ab", "max_tokens": 8}
 CHAT = MODEL | {"messages": USER, "max_tokens": 8}
-RESPONSE = MODEL | {"input": "copy ab", "max_output_tokens": 8}
 # The least that each endpoint answers; one for `PREVIEW` takes the same.
 LEAST: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": COMPLETION,
