@@ -6,9 +6,8 @@
 
 The requests use every decoding algorithm, greedy and sampled, streamed and whole; some have tools,
 stop strings, priorities, several choices or an adapter. 64 run at a time
-for 40 seats and too few KV pages. One request in ten is left by its client, one in twenty is
-malformed, and one in thirty is read slowly. Now and then the engine stands still for seconds. The
-code is in `tests/support/soak`.
+for 40 seats and too few KV pages. One request in ten is left by its client, and one in twenty is
+malformed. Now and then the engine stands still for seconds. The code is in `tests/support/soak`.
 
 Afterwards (`benchmarks/soak_rules.py`): every answer is that of the same request alone, nothing
 is held, all seats are free, memory is flat, and the log has no error. If not, the exit status is 1.
@@ -36,7 +35,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import Progress, write  # noqa: E402
 from benchmarks.soak_rules import (  # noqa: E402
     FROZEN,
-    SLOW_READERS,
     Faults,
     Growth,
     Sample,
@@ -177,8 +175,7 @@ async def soak(server: Server, model: Model, size: Size) -> Report:
         except httpx.HTTPError as error:
             wrong.append(f"the server does not answer: {error!r}")
     counts = Counter(outcome.status for outcome in outcomes)
-    slow = sum(o.sending.slow and o.status == COMPLETED for o in outcomes)
-    made = {SLOW_READERS: slow, FROZEN: faults.made}
+    made = {FROZEN: faults.made}
     return Report(dict(counts), seconds, preemptions, made, len(alone), memory, wrong)
 
 

@@ -154,8 +154,7 @@ def _error_records(lines: Iterable[str]) -> list[list[str]]:
 
 REQUESTS_EACH = 150  # the soak's requests for one fault
 FROZEN_SECONDS = (0.5, 4.0)
-# What a report calls them; slow readers are among the soak's own requests.
-FROZEN, SLOW_READERS = "frozen engines", "slow readers"
+FROZEN = "frozen engines"  # in a report
 
 
 def processes(group: int) -> Iterator[psutil.Process]:

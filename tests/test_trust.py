@@ -6,17 +6,12 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import run
-from vllm_dllm.ranges import MAX_STEPS, SettingsError
-from vllm_dllm.settings.parsing import parse_options
-from vllm_dllm.settings.resolution import Served
-from vllm_dllm.settings.server import MAX_CANVAS, DllmSettings
+from vllm_dllm.ranges import MAX_STEPS
+from vllm_dllm.settings.server import MAX_CANVAS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "vllm_dllm"
-SERVED = Served("uniform", "EntropyBound", DllmSettings())
 
 # Code or objects out of data: ruff's names of pickle, eval, exec, YAML and shells; and others.
 DANGERS = "S102,S301,S302,S307,S403,S506,S602,S604,S605"
@@ -28,29 +23,6 @@ def test_no_code_comes_out_of_data() -> None:
     done = run(*command, PACKAGE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path for path in PACKAGE.rglob("*.py") if OTHERS.search(path.read_text())] == []
-
-
-def test_a_request_imports_nothing() -> None:
-    with pytest.raises(SettingsError, match="diffusion_algorithm must be a registered name"):
-        parse_options({"diffusion_algorithm": "os:abort"}, SERVED)
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"diffusion_max_steps": MAX_STEPS + 1}, "diffusion_max_steps"),
-        ({"diffusion_canvas_length": MAX_CANVAS + 1}, "diffusion_canvas_length"),
-        ({"diffusion_seed_canvas": [0] * (MAX_CANVAS + 1)}, "diffusion_seed_canvas"),
-        (
-            {"diffusion_seed_canvas": [0], "diffusion_pinned": [0] * (MAX_CANVAS + 1)},
-            "diffusion_pinned",
-        ),
-        ({"diffusion_seed_canvas": [0], "diffusion_pinned": [0, 0]}, "diffusion_pinned"),
-    ],
-)
-def test_a_request_is_bounded(options: dict[str, object], name: str) -> None:
-    with pytest.raises(SettingsError, match=name):
-        parse_options(options, SERVED)
 
 
 def test_the_document_states_the_bounds() -> None:

@@ -14,8 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vllm.config import CompilationConfig, CUDAGraphMode
-from vllm.v1.attention.backend import AttentionCGSupport
 
 from tests.support.checkpoints import ROOT
 from tests.support.routes import DEVICES, GEMMA, GEMMA_REFERENCE, LLADA2, cuda
@@ -228,19 +226,6 @@ def test_anothers_backend_under_the_free_name_is_not_ours() -> None:
 
     with pytest.raises(RouteError, match=r"CUSTOM of tests\.attention\.test_routes: .*tried"):
         choose_route(device_here(), LLADA2, Options(name_of(Foreign)))
-
-
-@pytest.mark.parametrize("piecewise", [True, False])
-def test_a_full_graph_replays_virtual_sequences_of_canvases_only(piecewise: bool) -> None:
-    """vLLM lowers the mode by what the rule states."""
-    assert BlockCausal.graph_support == AttentionCGSupport.UNIFORM_BATCH
-    config = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL)
-    config.splitting_ops = list(config._attention_ops) if piecewise else []
-    left = config.resolve_cudagraph_mode_and_sizes(
-        BlockCausal.graph_support, "BlockCausal", 32, True
-    )
-    expected = "FULL_AND_PIECEWISE" if piecewise else "FULL_DECODE_ONLY"
-    assert left == CUDAGraphMode[expected]
 
 
 @pytest.mark.parametrize(

@@ -104,20 +104,6 @@ def test_the_operators_rules_are_prometheus_own() -> None:
 PROMTOOL = shutil.which("promtool")
 
 
-def test_the_files_of_the_services_exist() -> None:
-    """Ports are published on loopback only, and nobody edits Grafana."""
-    compose = yaml.safe_load((MONITORING / "compose.yaml").read_text("utf-8"))
-    services = compose["services"]
-    build = services["server"]["build"]
-    assert (MONITORING / build["context"] / build["dockerfile"]).is_file()
-    for service in ("prometheus", "grafana"):
-        for source in (volume.split(":")[0] for volume in services[service]["volumes"]):
-            assert source in compose["volumes"] or (MONITORING / source).exists()
-    for service in services.values():
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    assert services["grafana"]["environment"]["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool")
 @pytest.mark.parametrize(

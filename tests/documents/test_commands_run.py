@@ -35,7 +35,6 @@ from tests.support.documents.table import (
     BENCHMARKS,
     NOT_RUN,
     QUICK,
-    RUN_BY,
     check_outcome,
     twin,
 )
@@ -45,7 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 
 def is_run(found: Command | Block) -> bool:
-    return not rows_for((*NOT_RUN, *RUN_BY), found)
+    return not rows_for(NOT_RUN, found)
 
 
 def plain(block: Block) -> list[Command]:

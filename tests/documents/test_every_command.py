@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import tomllib
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.checkpoints import ROOT
@@ -22,17 +20,16 @@ from tests.support.documents.running import (
     language_of,
     rows_for,
 )
-from tests.support.documents.table import BENCHMARK, BENCHMARKS, NOT_RUN, PROGRAMS, RUN_BY, twin
+from tests.support.documents.table import BENCHMARK, BENCHMARKS, GPU, NOT_RUN, PROGRAMS, twin
 
 PARSED = ("python", "vllm", "vllm-dllm")
 READERS = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load, "python": ast.parse}
-TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 # Shown to a reader, and not read by anything here.
 SHOWN = {"shell", "output", "mermaid"}
 
 
 def test_every_command_is_accounted_for() -> None:
-    found = [command for command in all_commands() if not rows_for((*NOT_RUN, *RUN_BY), command)]
+    found = [command for command in all_commands() if not rows_for(NOT_RUN, command)]
     assert len(found) > 60
     unknown = [str(one) for one in found if one.program.split(" ")[0] not in PROGRAMS]
     assert unknown == [], "say in tests/support/documents/table.py how they are run"
@@ -46,18 +43,6 @@ def test_every_block_can_be_read() -> None:
     for language, read in READERS.items():
         for block in all_blocks(language):
             read(block.text)
-
-
-@pytest.mark.parametrize("test", sorted({row.says for row in RUN_BY}))
-def test_tests_that_run_a_command_exist(test: str) -> None:
-    path, _, name = test.partition("::")
-    assert f"def {name}(" in (ROOT / path).read_text()
-
-
-def test_make_knows_every_target() -> None:
-    named = [command for page in pages() for command in inline_commands(page, "make")]
-    named += [command for command in all_commands() if command.program.startswith("make")]
-    assert [str(command) for command in named if command.words[1] not in TARGETS] == []
 
 
 def requests() -> list[tuple[Command, dict[str, Any]]]:
@@ -79,11 +64,13 @@ def parsed() -> list[tuple[str, list[str]]]:
             continue
         if command.words[0].startswith(".venv-ray/"):
             continue  # imports what this environment lacks; tests/cluster runs it
-        if command.program == "vllm serve" and rows_for(NOT_RUN, command):
+        if command.program == "vllm serve" and any(
+            row.says == GPU for row in rows_for(NOT_RUN, command)
+        ):
             continue  # refused here
         found.append((str(command), [first, *map(filled_in, command.words[1:])]))
     for command, sent in requests():
-        if not rows_for(RUN_BY, command):  # it may need what that test installs
+        if not rows_for(NOT_RUN, command):  # it may need what that test installs
             options = json.dumps(sent.get("vllm_xargs", {}))
             found.append((str(command), ["request", twin(sent["model"]) or "", options]))
     return found

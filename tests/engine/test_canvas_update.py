@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.sampler import FDFO, sampler_of, slots_of, step
+from tests.support.sampler import FDFO, slots_of
 from vllm_dllm.decoding import Algorithm, Canvas, StepContext, Update, get_algorithm, reveal
 from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.engine import step as engine_step
-from vllm_dllm.engine.contracts import Batch, CommitPolicy, FollowedPaths, Readings, StepPlan
+from vllm_dllm.engine.contracts import CommitPolicy, FollowedPaths, StepPlan
 from vllm_dllm.engine.optional_parts import OptionalParts
 from vllm_dllm.engine.readout_masked import MaskedReadout
-from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
+from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.engine.step import CanvasUpdate
-from vllm_dllm.ops.statistics.rows import RowStatistics
 from vllm_dllm.settings.resolution import ResolvedDecoding
 
 L, VOCABULARY = 4, 50
@@ -89,81 +86,6 @@ def test_an_algorithm_sets_the_temperature_of_a_step() -> None:
     assert greedy.tolist() == [False, False, True, False], "at 0 it draws nothing"
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_what_is_written_back(sync: bool) -> None:
-    """The first canvas is finished, the second is not."""
-    slots = slots_of(KIND, [Cooling(), LowConfidence()])
-    update, plan = plan_of(
-        slots, CommitPolicy(sync, early=True, skip_last_commit=True, in_place=True)
-    )
-    tokens = torch.arange(2 * L).view(2, L)
-    rows = Readings(RowStatistics(tokens, torch.tensor([0.5, 0.6, 0.5, 0.5]).expand(2, L)))
-    outcome = update.decide(plan, plan.status, rows)
-    reads = update.keep(plan, plan.status, outcome)
-    assert torch.equal(reads, slots.tokens)
-    assert reads.tolist() == [[0, 1, 2, 3], [MASK, 5, MASK, MASK]]
-    assert outcome.decided.tolist() == [[True] * L, [False, True, False, False]]
-    assert slots.phase.tolist() == [Phase.DENOISE if sync else Phase.COMMIT, Phase.DENOISE]
-    assert slots.ready.tolist() == [L, 0]
-    assert slots.step.tolist() == [1, 1]
-    assert outcome.leaves.tolist() == [False, False]
-    assert outcome.goes_on().tolist() == [sync, True]
-
-    update, plan = plan_of(slots, update.policy)
-    outcome = update.decide(plan, plan.status, rows)
-    update.keep(plan, plan.status, outcome)
-    assert outcome.leaves.tolist() == [not sync, False]
-    assert outcome.out.tolist() == [0 if sync else L, 0]
-    assert slots.step.tolist() == [2 if sync else 0, 2]
-    assert slots.start.tolist() == [L if sync else 2 * L, L]
-    assert slots.remaining.tolist() == [10 * L if sync else 9 * L, 10 * L]
-    assert bool(slots.masked[0].all()) is not sync
-    assert not outcome.decided[0].any(), "it was final before"
-
-
-def test_a_fused_canvas_leaves_when_it_is_finished() -> None:
-    """Its keys and values are still pending, unless it was read unchanged or ends its request."""
-    slots = slots_of(KIND, [LowConfidence() for _ in range(4)])
-    slots.remaining[1] = L  # its last canvas
-    slots.tokens[2] = torch.arange(L)  # decided before, so that this pass was its commit
-    slots.masked[2] = False
-    update, plan = plan_of(slots, replace(FDFO, fused=True, granted=True))
-    tokens = torch.arange(L).expand(4, L)
-    sure = torch.tensor([0.99, 0.99, 0.99, 0.5])[:, None].expand(4, L)
-    outcome = update.decide(plan, plan.status, Readings(RowStatistics(tokens, sure)))
-    update.keep(plan, plan.status, outcome)
-    assert outcome.leaves.tolist() == [True, True, True, False]
-    assert outcome.advances.tolist() == [False, True, True, False]
-    assert outcome.out.tolist() == [L, L, L, 0]
-    assert slots.phase.tolist() == [Phase.DENOISE] * 4
-    assert slots.start.tolist() == [2 * L, 2 * L, 2 * L, L]
-    assert slots.masked.all(1).tolist() == [True, True, True, False]
-
-
-def test_earlier_stages_receive_as_many_columns_as_they_expect() -> None:
-    """One for each draft token and one more, or one in a step without drafts."""
-    slots = slots_of(KIND, [Cooling(), Cooling()], 1.0)
-    logits = torch.eye(VOCABULARY)[: 2 * L] * 9.0
-    sampler = sampler_of(
-        slots, lambda parts: MaskedReadout(lambda rows: rows.clone(), slots, parts), [None, None]
-    )
-    sampler.has_stages = True
-    output = step(sampler, logits, (0, 1))
-    assert output.sampled_token_ids.shape == (2, L + 1)
-    nothing = np.zeros(2, dtype=np.int64)
-    prompts = SimpleNamespace(
-        num_reqs=2,
-        num_draft_tokens=0,
-        cu_num_logits_np=np.zeros(3, dtype=np.int64),
-        idx_mapping=torch.tensor([0, 1]),
-        idx_mapping_np=np.arange(2),
-        num_computed_prefill_tokens_np=nothing,
-        num_scheduled_tokens=nothing + 3,
-        prefill_len_np=nothing + L,
-    )
-    assert sampler(logits[:0], prompts).sampled_token_ids.shape == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("inside", "feasible", "skips", "want"),
     [
@@ -216,15 +138,6 @@ def test_masked_positions_have_the_statistics_of_all_rows(
     assert torch.equal(found.token[masked], want.token[masked])
     assert torch.equal(found.probability[masked], want.probability[masked])
     assert found.probability.isfinite().all()
-
-
-def test_a_batch_without_masks_reads_one_row() -> None:
-    nothing = torch.zeros(2, L, dtype=torch.bool)
-    batch = Batch(torch.arange(2), np.arange(2), {})
-    plan = StepPlan(
-        batch, SlotState(2, KIND, torch.device("cpu")), L, torch.zeros(2), masked=nothing
-    )
-    assert plan.masked_rows().tolist() == [0]
 
 
 def test_whose_draws_have_a_confidence_of_their_own() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import pytest
 import torch
 
 from vllm_dllm.engine.slots import (
     CHANGING,
     MAX_END_TOKENS,
-    AlgorithmBatch,
     CanvasKind,
     Phase,
     SlotState,
@@ -98,51 +96,6 @@ def test_a_fresh_canvas_comes_from_seed_and_position_alone() -> None:
     assert torch.equal(slots.tokens[0], slots.tokens[2])
     assert not torch.equal(slots.tokens[0], first)
     assert slots.start.tolist() == [5 + L, 5, 5 + L]
-
-
-@pytest.mark.parametrize("make", [masked_slots, noisy_slots])
-def test_renewal_leaves_other_slots_alone(make: Callable[[], SlotState]) -> None:
-    slots = make()
-    for slot in range(3):
-        slots.enter(slot, [1, 2, 3], seed=slot)
-        slots.configure(slot, choice(slots), 0.0, 9)
-    (bank,) = slots.algorithms.by_name.values()
-    before, masked = slots.tokens.clone(), slots.masked.clone()
-    some, leaves = torch.tensor([2, 1]), torch.tensor([True, False])
-    advanced(slots, some, slots.read(some), leaves)
-    (batch,) = slots.algorithms.batches(some, some.numpy())
-    batch.keep({name: torch.full_like(tensor[some], 3) for name, tensor in bank.state.items()})
-    slots.step[:] = torch.tensor([1, 1, 0])
-    assert torch.equal(slots.tokens[:2], before[:2])
-    assert torch.equal(slots.masked[:2], masked[:2])
-    assert not slots.fixed[2].any()
-    assert (slots.masked[2] == (slots.kind.mask_token is not None)).all()
-    for name, tensor in state_of(slots, some).items():
-        assert (tensor[0] == bank.algorithm.state[name].initial).all()
-        assert (tensor[1] == 3).all()
-        assert (bank.state[name][0] != 3).all()
-
-
-def test_slots_with_different_algorithms() -> None:
-    slots = masked_slots()
-    served = Served("mask", "LowConfidence", DllmSettings(), length=L)
-    for slot, name in enumerate(("LowConfidence", "Hierarchical", "LowConfidence")):
-        asked = {"algorithm": name, "threshold": 0.1 + slot}
-        slots.configure(slot, served.choose(asked), 0.0, 9)
-
-    def batches(*slot_ids: int) -> list[AlgorithmBatch]:
-        at = torch.tensor(slot_ids)
-        return slots.algorithms.batches(at, np.array(slot_ids))
-
-    (only,) = batches(2, 0)
-    assert (only.all_slots.algorithm.name, only.index) == ("LowConfidence", None)
-    assert only.parameters()["threshold"].tolist() == pytest.approx([2.1, 0.1])
-    slots.tokens[:] = torch.arange(3)[:, None]
-    both = {batch.all_slots.algorithm.name: batch for batch in batches(1, 2, 0)}
-    low, high = both["LowConfidence"], both["Hierarchical"]
-    assert (low.index.tolist(), high.index.tolist()) == ([1, 2], [0])
-    assert (low.slots.tolist(), high.slots.tolist()) == ([2, 0], [1])
-    assert low.parameters()["threshold"].tolist() == pytest.approx([2.1, 0.1])
 
 
 def test_surplus_end_tokens_only_lose_the_short_cut() -> None:

@@ -11,7 +11,6 @@ from torch._dynamo.utils import counters as dynamo
 
 from tests.support.ops.statistics_cases import case, check_equal, found_by
 from vllm_dllm.ops.compiled import CompiledOnce, compiled, compiling_ahead
-from vllm_dllm.ops.noise.keyed import Counters, candidate_keys, row_keys, step_noise
 from vllm_dllm.ops.statistics.head import Head
 from vllm_dllm.ops.statistics.rows import (
     EntropyStatistics,
@@ -19,7 +18,7 @@ from vllm_dllm.ops.statistics.rows import (
     grouped_statistics,
     row_statistics,
 )
-from vllm_dllm.ops.statistics.sampled import draw, sampled_partials
+from vllm_dllm.ops.statistics.sampled import sampled_partials
 
 pytestmark = pytest.mark.slow
 
@@ -43,18 +42,6 @@ def compiled_ahead(call: Callable[[int], object]) -> Iterator[None]:
     assert dynamo["stats"]["unique_graphs"] == made
 
 
-def counters(canvases: int) -> Counters:
-    g = torch.Generator().manual_seed(canvases)
-    slots = torch.randint(SLOTS, (canvases,), generator=g)
-    return Counters(
-        seed=torch.randint(-(1 << 62), 1 << 62, (SLOTS,), generator=g),
-        start=torch.arange(SLOTS) * 96 + 7,
-        step=torch.arange(SLOTS, dtype=torch.int32),
-        slot=slots.repeat_interleave(LENGTH),
-        length=LENGTH,
-    )
-
-
 def test_each_compiles_code_of_its_own() -> None:
     """Two engines of a process have the same function, for other dtypes and with other options."""
 
@@ -67,18 +54,6 @@ def test_each_compiles_code_of_its_own() -> None:
         whole = torch.arange(2 * rows).view(rows, 2)
         assert torch.equal(first(whole), scaled(whole))
         assert torch.equal(second(whole.double(), by=5), scaled(whole.double(), by=5))
-
-
-def test_noise() -> None:
-    noise, keys = compiled(step_noise), compiled(candidate_keys)
-    with compiled_ahead(lambda rows: (noise(counters(1), VOCABULARY), keys(counters(1)))):
-        for canvases in (1, 2, 5, 40):
-            of = counters(canvases)
-            got, want = noise(of, VOCABULARY), step_noise(of, VOCABULARY)
-            assert torch.equal(got.keys, want.keys)
-            assert torch.equal(keys(of), want.keys)
-            assert torch.equal(got.renoise, want.renoise)
-            assert torch.equal(got.fresh, want.fresh)
 
 
 def passes(c: dict[str, torch.Tensor]) -> tuple[SampledStatistics, torch.Tensor | None]:
@@ -116,12 +91,3 @@ def test_rows() -> None:
             for name in ("probability", "entropy"):
                 mine, eager = getattr(got, name), getattr(want, name)
                 torch.testing.assert_close(mine, eager, atol=4e-6, rtol=0)
-
-
-def test_draws() -> None:
-    function = CompiledOnce(draw)
-    with compiled_ahead(lambda rows: function(torch.zeros(rows, VOCABULARY), torch.arange(rows))):
-        for rows in (1, 2, 96):
-            logits = case(VOCABULARY, rows=96)["logits"][:rows]
-            keys = row_keys(torch.arange(rows), 5)
-            assert torch.equal(function(logits, keys), draw(logits, keys))

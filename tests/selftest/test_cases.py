@@ -11,7 +11,6 @@ from tests.support.checkpoints import TINY
 from vllm_dllm.attention.routes import Device
 from vllm_dllm.selftest import steps
 from vllm_dllm.selftest.cases import ATTENTION, FAMILIES, Case, absent, cases_of, route_of
-from vllm_dllm.selftest.child import engine_options
 from vllm_dllm.selftest.steps import busy_ms
 
 SM75 = Device("cuda", (7, 5), True, frozenset({2}))
@@ -84,25 +83,6 @@ def test_the_attention_is_that_of_the_checkpoints() -> None:
     for family, own in stated.items():
         names = ("canvas_length", "block_length", "block_size")
         assert ATTENTION[family].canvas_length == next(own[n] for n in names if n in own)
-
-
-def test_options_of_an_engine() -> None:
-    case = Case("llada2", "FLASH_ATTN", "PIECEWISE", "triton", "float16", "sync", flash=2)
-    wanted = {
-        "dtype": "float16",
-        "additional_config": {"dllm": {"kernels": "triton"}},
-        "async_scheduling": False,
-        "compilation_config": {"cudagraph_mode": "PIECEWISE"},
-        "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 2},
-    }
-    assert wanted.items() <= engine_options(vars(case), "model").items()
-    case = Case("llada2", "CPU_ATTN", "EAGER", "torch", "float32", "async", window="reference")
-    eager = engine_options(vars(case), "model")
-    assert eager["enforce_eager"] is True and "attention_config" not in eager
-    assert eager["additional_config"] == {"dllm": {"window": "reference", "kernels": "torch"}}
-    fused = engine_options(vars(Case("sdar", scheduling="async", fused_commit="on")), "model")
-    assert fused["additional_config"] == {"dllm": {"fused_commit": "on"}}
-    assert fused["async_scheduling"] is True
 
 
 def test_kernels_that_overlap_count_once() -> None:

@@ -63,11 +63,8 @@ class Cost:
         FakeDevice.cost = None
 
     def summary(self) -> dict[str, Any]:
-        files: Counter[str] = Counter()
-        for place, count in self.kernels.items():
-            files[place.partition(":")[0]] += count
         return {
-            "kernels": dict(files),
+            "kernels": self.kernels.total(),
             "copies": self.copies,
             "written": self.written,
             "waits": dict(Counter(self.waits)),

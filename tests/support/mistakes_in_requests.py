@@ -35,7 +35,6 @@ def image(*urls: str) -> dict[str, Any]:
 # options and values are those of `tests/settings`, which come to the user by the same way.
 OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
     (EVERY, {"max_step": 4}, "'diffusion_max_step'", "did you mean 'diffusion_max_steps'"),
-    (EVERY, {"execution": "sync"}, "diffusion_execution", "dllm.execution"),
     (MASKED, {"algorithm": "lowconfidens"}, "'lowconfidens'", "'LowConfidence'"),
     (GEMMA, {"algorithm": "FixedStep"}, "'FixedStep'; FixedSteps does not fit", "choose"),
     # The option's is the lesser reason.
@@ -72,13 +71,6 @@ OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
         "remove it, or choose another diffusion_algorithm",
     ),
     (GEMMA, {"stream_prefix": 1}, "diffusion_stream_prefix", "decided; remove it"),
-    (
-        MASKED,
-        {"algorithm": "JointThreshold", "max_post_edit_steps": 60000},
-        "diffusion_max_post_edit_steps must be at most",
-        "dllm.request_step_limit sets another limit",
-    ),
-    (GEMMA, {"t_min": 0.9, "t_max": 0.1}, "diffusion_t_max", "above diffusion_t_min=0.9"),
     (GEMMA, {"canvas_length": 99}, "diffusion_canvas_length", "no larger than the served"),
     (GEMMA, {"seed_canvas": [5]}, "diffusion_seed_canvas", "must hold exactly 32 ids"),
     (EVERY, {"pinned": [0]}, "diffusion_pinned", "needs a diffusion_seed_canvas"),

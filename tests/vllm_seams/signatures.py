@@ -240,12 +240,8 @@ def changes(record: dict[str, Names]) -> list[str]:
     }
     found, without = by_seam(PAGE.read_text("utf-8"), changed)
     groups = [(", ".join(seam.names), names) for seam, names in found.items()]
-    return [
-        line
-        for title, names in [*groups, ("of no seam", without)]
-        if names
-        for line in (title, *(f"  {name}: {changed[name]}" for name in names))
-    ]
+    groups.append(("of no seam", without))
+    return [f"{title}: {name}: {changed[name]}" for title, names in groups for name in names]
 
 
 if __name__ == "__main__":

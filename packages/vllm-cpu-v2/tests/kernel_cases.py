@@ -2,13 +2,11 @@
 
 Started as a script in the environment that `triton_interpreter.interpreter_env` makes, so that
 vLLM has real kernels. A case draws a batch with awkward rows, calls vLLM's own wrapper function,
-and returns every tensor that the kernel may have touched, poisoned before. It is run three times
-with equal seeds:
+and returns every tensor that the kernel may have touched, poisoned before, so that a stand-in which
+leaves one unwritten is caught. It is run twice with equal seeds:
 
 - with the kernel, in the interpreter;
-- with the stand-in, which has to give the same bytes (or, for float results, be close);
-- with a kernel that does nothing, which has to give something else. This proves that outputs
-  start out poisoned, so that a stand-in which leaves one unwritten is caught.
+- with the stand-in, which has to give the same bytes (or, for float results, be close).
 
 The result is one line of JSON on stdout.
 """
@@ -284,13 +282,6 @@ CASES: dict[str, tuple[str, Callable[..., None], Callable[[np.random.Generator],
 CASES["apply_write_groups"] = (*CASES["apply_write"][:2], apply_write_groups)
 
 
-class NoKernel:
-    """A kernel that does nothing."""
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 def worst_difference(left: Outputs, right: Outputs) -> float:
     """The largest difference of any two numbers; infinite if NaN or another type is among them."""
     worst = 0.0
@@ -313,12 +304,11 @@ def examine(name: str) -> dict[str, Any]:
         with mock.patch.object(module, f"_{function.__name__}_kernel", by):
             return {k: v.clone() for k, v in case(np.random.default_rng(seed)).items()}
 
-    worst, noticed = 0.0, True
+    worst = 0.0
     for seed in FLOAT_SEEDS if module_name == "sample.logprob" else SEEDS:
         expected = run(seed, kernel)
         worst = max(worst, worst_difference(expected, run(seed, KernelStandIn(kernel, function))))
-        noticed &= worst_difference(expected, run(seed, NoKernel())) > 0
-    return {"kind": type(kernel).__name__, "worst": worst, "no_kernel_noticed": noticed}
+    return {"kind": type(kernel).__name__, "worst": worst}
 
 
 def main() -> None:

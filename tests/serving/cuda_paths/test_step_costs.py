@@ -122,16 +122,12 @@ def measured(names: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     return costs
 
 
-def kernels(cost: dict[str, Any]) -> int:
-    return sum(cost["kernels"].values())
-
-
 def table(costs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """What ``step_costs.json`` pins: kernels and copies, one number for each of `sizes`."""
     return {
         name: {
-            "admission": [kernels(of[0]["admission"]), of[0]["admission"]["copies"]],
-            "kernels": [kernels(cost["step"]) for cost in of],
+            "admission": [of[0]["admission"][what] for what in ("kernels", "copies")],
+            "kernels": [cost["step"]["kernels"] for cost in of],
             "copies": [cost["step"]["copies"] for cost in of],
         }
         for name, of in costs.items()

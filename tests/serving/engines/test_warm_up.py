@@ -114,34 +114,6 @@ def test_a_changed_number_of_threads_compiles_nothing_again(family: Family) -> N
     assert found["after"] == found["ahead"], "compiled while serving"
 
 
-@pytest.mark.long
-def test_compiled_updates_change_no_answer(tmp_path: Path) -> None:
-    """What is compiled on a GPU: alone, several canvases together, a narrow one, and logprobs."""
-    family = gemma(tmp_path / "model")
-    prompts = family.prompts((3, 20, 33), seed=2)
-
-    def params(**options: Any) -> Any:
-        made = family.params(2 * family.length, ignore_eos=True, **options)
-        made.temperature = 1.0
-        return made
-
-    batches = [
-        [params(seed=n) for n in range(3)],
-        [params(seed=1)],
-        [params(seed=1), params(seed=2, diffusion_canvas_length=family.length // 2)],
-        [params(seed=1), params(seed=2, logprobs=2)],
-        [params(seed=1, top_k=3), params(seed=2)],
-        [family.params(2 * family.length, "quick", ignore_eos=True)],
-    ]
-    with family.start() as running:
-        want = [running.generate(prompts[: len(some)], some) for some in batches]
-        compile_updates(running.runner.model_state)
-        made = our_graphs()
-        assert made >= 1, "one graph for any number of canvases"
-        assert [running.generate(prompts[: len(some)], some) for some in batches] == want
-        assert our_graphs() == made, "compiled while serving"
-
-
 # ---- What vLLM compiles by default: the same answers, and nothing is compiled later on
 
 

@@ -107,19 +107,12 @@ SETTINGS = [
     ),
     Mistake(MASKED, dllm(window="reference"), "dllm.window", "remove it"),
     Mistake(GEMMA, dllm(eos_early_stop=True), "dllm.eos_early_stop", "remove it"),
-    Mistake(GEMMA, dllm(t_min=0.9, t_max=0.5), "dllm.t_max", "must be above dllm.t_min=0.9"),
     Mistake(EVERY, dllm(algorithm="os:abort"), "'os:abort'", "cannot be loaded"),
     Mistake(
         GEMMA,
         dllm(algorithm="FixedSteps", steps=8),  # the setting's is the lesser reason
         "dllm.algorithm: FixedSteps does not fit this model",
         "masked models; choose EntropyBound",
-    ),
-    Mistake(
-        ("SDAR",),
-        dllm(algorithm="Sequential", threshold=0.9),
-        "dllm.threshold is not a setting of Sequential, which has dllm.steps",
-        "remove it, or set dllm.algorithm to ConfidenceThreshold",
     ),
     # A step with two blocks has no room, or no use.
     Mistake(GEMMA, FUSED, "dllm.fused_commit=on", "different masks"),
@@ -171,12 +164,6 @@ OPTIONS = [
     ),
     Mistake(EVERY, {"max_logprobs": -1}, "--max-logprobs -1", "set it to 128 or less"),
     Mistake(
-        ("SDAR",),
-        {"hf_overrides": {"use_sliding_window": True, "sliding_window": 16}},
-        "sliding_window=16",
-        "serve contexts that fit into it with --disable-sliding-window",
-    ),
-    Mistake(
         EVERY,
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
         "context parallelism",
@@ -192,12 +179,6 @@ OPTIONS = [
         ("LLaDA2",), {"max_model_len": 16}, "max_model_len=16", "set --max-model-len to at lea"
     ),
     Mistake(("LLaDA2",), {"block_size": 16}, "block_size=16", "multiple of 32"),
-    Mistake(
-        MASKED,
-        {"hf_overrides": {"mask_token_id": 10**5}},
-        "mask_token_id 100000",
-        "pass --hf-overrides",
-    ),
     Mistake(
         EVERY, {"diffusion_config": {"max_denoising_steps": 0}}, "max_denoising_steps", "at least 1"
     ),

@@ -47,14 +47,6 @@ def blocks() -> dict[str, Block]:
     }
 
 
-def table() -> dict[str, dict[str, str]]:
-    """The rows of what works by the client's name, each by the heads of its columns."""
-    lines = [line for line in sections()["What works"].splitlines() if line.startswith("| ")]
-    heads, *clients = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    rows = [dict(zip(heads, client, strict=True)) for client in clients]
-    return {row["client"].split("](")[0].lstrip("["): row for row in rows}
-
-
 def printed(output: str) -> dict[str, str]:
     return dict(LINE.findall(output))
 

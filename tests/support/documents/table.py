@@ -1,7 +1,7 @@
 """What the documentation's commands need to be run here, and why some are not run.
 
-A command that cannot be run here has a row in `NOT_RUN`, one that a test of its own runs a row in
-`RUN_BY`; what takes too long is in `SHORTER`, or in `BENCHMARKS` with all options of a short run.
+A command that cannot be run here, or that a test of its own runs, has a row in `NOT_RUN`; what
+takes too long is in `SHORTER`, or in `BENCHMARKS` with all options of a short run.
 """
 
 from __future__ import annotations
@@ -57,38 +57,20 @@ NOT_RUN = (
     Row("docs/quantization.md", "python benchmarks/accuracy.py $QUANTIZED", GPU),
     Row("docs/attention.md", "python benchmarks/ops/", GPU),
     Row("docs/attention.md", "vllm serve MODEL --attention-backend CUSTOM", GPU),
-)
-
-THIRD_PARTY = "tests/serving/servers/test_third_party.py::test_installed_algorithm_over_http"
-FAMILY = (
-    "tests/serving/engines/test_third_party_family.py::test_installed_family_equals_transformers"
-)
-RELEASE = "tests/test_release.py::test_a_release_installs_by_the_readme_and_answers"
-CLIENT = "tests/clients/test_against_servers.py::test_lm_eval"
-SELFTEST = "tests/serving/engines/test_selftest.py::test_every_case_of_this_machine_passes"
-RAY_DATA = "tests/cluster/test_ray.py::test_rows_survive_a_killed_engine"
-RAY_SERVE = "tests/cluster/test_ray.py::test_a_stream_comes_in_pieces"
-TRACES = "tests/serving/servers/test_live_page.py::test_watch_and_its_page"
-LIVE_PAGE = (
-    "tests/serving/servers/test_live_page.py::test_the_page_is_there_for_everybody_and_empty"
-)
-TUNE = "tests/commands/test_tune.py::test_the_whole_sweep_within_five_minutes"
-RECEIVER = "tests/serving/engines/test_weight_updates.py::test_new_weights_from_a_worker_extension"
-RUN_BY = (
-    Row("docs/weights.md", "class Receiver:", RECEIVER),
-    Row("docs/settings.md", "vllm-dllm tune", TUNE),
-    Row("docs/traces.md", "vllm-dllm watch", TRACES),
-    Row("docs/traces.md", "vllm serve MODEL --middleware", LIVE_PAGE),
-    Row(None, ".venv-ray/bin/python examples/cluster/ray_data.py", RAY_DATA),
-    Row(None, ".venv-ray/bin/python examples/cluster/ray_serve.py", RAY_SERVE),
-    Row("README.md", "pip install -r https://", RELEASE),
-    Row("docs/clients.md", "", CLIENT),  # its file runs every block of that page
-    Row(None, "vllm-dllm selftest", SELFTEST),
-    Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", THIRD_PARTY),
-    Row("docs/adding_an_algorithm.md", "vllm serve MODEL", THIRD_PARTY),
-    Row("docs/adding_an_algorithm.md", "curl", THIRD_PARTY),
-    Row("docs/adding_a_family.md", "pip install ./block_qwen2", FAMILY),
-    Row("docs/adding_a_family.md", "vllm serve MODEL", FAMILY),
+    # What a test of its own runs.
+    Row("docs/weights.md", "class Receiver:", "test_weight_updates"),
+    Row("docs/settings.md", "vllm-dllm tune", "test_tune"),
+    Row("docs/traces.md", "vllm-dllm watch", "test_live_page"),
+    Row("docs/traces.md", "vllm serve MODEL --middleware", "test_live_page"),
+    Row(None, ".venv-ray/bin/python examples/cluster/ray_", "test_ray"),
+    Row("README.md", "pip install -r https://", "test_release"),
+    Row("docs/clients.md", "", "test_against_servers"),  # every block of that page
+    Row(None, "vllm-dllm selftest", "test_selftest"),
+    Row("docs/adding_an_algorithm.md", "pip install ./half_at_a_time", "test_third_party"),
+    Row("docs/adding_an_algorithm.md", "vllm serve MODEL", "test_third_party"),
+    Row("docs/adding_an_algorithm.md", "curl", "test_third_party"),
+    Row("docs/adding_a_family.md", "pip install ./block_qwen2", "test_third_party_family"),
+    Row("docs/adding_a_family.md", "vllm serve MODEL", "test_third_party_family"),
 )
 
 BENCHMARK = re.compile(r"benchmarks/[\w/]+\.py")
@@ -153,7 +135,7 @@ PLACEHOLDERS = {
     "photo.jpg": "docs/photo.jpg",
 }
 
-# What the tests know how to run; anything else needs a row in `NOT_RUN` or `RUN_BY`.
+# What the tests know how to run; anything else needs a row in `NOT_RUN`.
 PROGRAMS = ("curl", "make", "python", "vllm", "vllm-dllm")
 
 # Programs that ask a server at localhost:8000 without naming it.

@@ -11,9 +11,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
-from tests.support.fuzz.endpoints import GENERATING, ODD_WORDS, Endpoint
+from tests.support.fuzz.endpoints import Endpoint, Field
 from tests.support.soak.requests import draw_pool
 
 # Widths of integers that numbers end up in: bytes to 64 bits, and what a float holds exactly.
@@ -67,52 +66,37 @@ LISTS = {
 }
 
 
-def values_for(schema: Mapping[str, Any]) -> list[Any]:
+def values_for(field: Field) -> list[Any]:
     """Extremes for every kind of value that a field takes, and a few that it does not."""
     found: list[Any] = []
-    for kind in kinds_of(schema):
+    for kind in field.kinds:
         if kind == "integer":
             found += [*INTEGERS, math.nan, math.inf, 0.5, 1e39, "1"]
         elif kind == "number":
             found += [*FLOATS, *INTEGERS[-9:], 0, 1, -1, "0.5"]
         elif kind == "string":
             found += TEXTS
-        elif kind.startswith("array of "):
-            found += LISTS.get(kind.removeprefix("array of "), ())
         elif kind == "object":
             found += OBJECTS
-    found += schema.get("enum", [])
+        else:
+            found += LISTS.get(kind.removeprefix("array of "), ())
+    found += field.choices
     known = {(type(one), repr(one)) for one in found}
     return found + [value for value in ANYTHING if (type(value), repr(value)) not in known]
 
 
-def modest_value(schema: Mapping[str, Any], draw: random.Random) -> Any:
+def modest_value(field: Field, draw: random.Random) -> Any:
     """A value that a field may have, if anything is known of it."""
-    known = [value for kind in kinds_of(schema) for value in MODEST.get(kind, ())]
-    return draw.choice([*known, *schema.get("enum", [])] or [None])
+    known = [value for kind in field.kinds for value in MODEST.get(kind, ())]
+    return draw.choice([*known, *field.choices] or [None])
 
 
-def kinds_of(schema: Mapping[str, Any]) -> list[str]:
-    """The types that a field takes, in the words of JSON; ``array of`` for a list's items."""
-    for union in ("anyOf", "oneOf", "allOf"):
-        if union in schema:
-            found = [kind for one in schema[union] for kind in kinds_of(one)]
-            return list(dict.fromkeys(found))
-    kind = schema.get("type")
-    if kind == "array":
-        return [f"array of {item}" for item in kinds_of(schema.get("items", {}))] or ["array of "]
-    return [kind] if isinstance(kind, str) else []
-
-
-EOS = 257
-ALL = list(range(272))
-# Parts of a run; the rest are extremes of single fields.
-RANDOM, BROKEN, WITHOUT_BODY = 0.25, 0.03, 0.03
+# Shares of a run; the rest are extremes of single fields.
+RANDOM, BROKEN = 0.35, 0.03
 JSON_TYPE = "application/json"
 MOST_OPTIONS = 4
 # Whose wild values are answers that take minutes, rightly.
 SHORT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-
 
 # An endpoint, a body for it, and the names of the fields that were changed in it.
 Changed = tuple[Endpoint, dict[str, Any], tuple[str, ...]]
@@ -124,85 +108,74 @@ class Body:
 
     Attributes:
         number: its place in the run, from 0.
-        path: with the parts in braces filled in, and a query.
         names: the fields that were changed; a refusal should name one.
-        how: which of the four it is.
+        how: ``contradiction``, ``random``, ``extreme`` or ``broken``.
         kind: of the content, for the header.
     """
 
     number: int
-    endpoint: Endpoint
     path: str
     content: bytes
     names: tuple[str, ...]
     how: str
-    kind: str = JSON_TYPE
+    kind: str
 
     def __str__(self) -> str:
         shown = self.content.decode(errors="backslashreplace")
         if len(shown) > 600:
             shown = f"{shown[:600]}... ({len(self.content)} bytes)"
-        return f"{self.endpoint.method} {self.path} {shown}"
+        return f"{self.path} {shown}"
 
 
 def plan(found: Sequence[Endpoint], count: int, seed: int) -> list[Body]:
     """What is sent to these endpoints, in order: at most `count`, at least the contradictions."""
     draw = random.Random(f"fuzz {seed}")
-    posts = [one for one in found if one.least is not None]
-    made = [(one, body, names, "contradiction") for one, body, names in contradictions(posts)]
+    made = [(*one, "contradiction") for one in contradictions(found)]
     whole = max(0, count - len(made))
-    broken, bare = round(whole * BROKEN), round(whole * WITHOUT_BODY)
-    made += [(*one, "random") for one in drawn(posts, round(whole * RANDOM), draw)]
-    left = max(0, count - len(made) - broken - bare)
-    made += [(*one, "extreme") for one in extremes(posts, draw)[:left]]
-    items = [(one, _path(one, draw), encoded(body), names, how) for one, body, names, how in made]
-    items += [
-        (one, one.path, torn(encoded(dict(one.least or {})), draw), (), "broken")
-        for one in draw.choices(posts, k=broken)
-    ]
-    empty = [one for one in found if one.least is None]
-    items += [(one, _path(one, draw), b"", (), "bare") for one in draw.choices(empty, k=bare)]
-    draw.shuffle(items)
+    made += [(*one, "random") for one in drawn(found, round(whole * RANDOM), draw)]
+    broken = round(whole * BROKEN)
+    left = max(0, count - len(made) - broken)
+    made += [(*one, "extreme") for one in extremes(found, draw)[:left]]
+    items = [(one.path, encoded(body), names, how, JSON_TYPE) for one, body, names, how in made]
     kinds = [JSON_TYPE] * 200 + ["text/plain", "application/x-www-form-urlencoded", ""]
-    return [
-        Body(number, *item, kind=draw.choice(kinds) if item[4] == "broken" else JSON_TYPE)
-        for number, item in enumerate(items)
-    ]
+    for one in draw.choices(found, k=broken):
+        content = torn(encoded(one.least), draw)
+        items.append((one.path, content, (), "broken", draw.choice(kinds)))
+    draw.shuffle(items)
+    return [Body(number, *item) for number, item in enumerate(items)]
 
 
-def extremes(posts: Sequence[Endpoint], draw: random.Random) -> list[Changed]:
+def extremes(found: Sequence[Endpoint], draw: random.Random) -> list[Changed]:
     """Each field with each extreme of its type, and what is no value of it, shuffled.
 
     The numbers that come to the engine, which are what it can die of, are the first.
     """
-    found: list[tuple[bool, Changed]] = []
-    for endpoint in posts:
-        engine = endpoint.path in GENERATING and endpoint.path != "/invocations"
+    made: list[tuple[bool, Changed]] = []
+    for endpoint in found:
         for field in endpoint.fields:
-            kinds = {kind.split()[-1] for kind in kinds_of(field.schema)}
-            numeric = engine and bool(kinds & {"integer", "number"})
-            for value in values_for(field.schema):
+            kinds = {kind.split()[-1] for kind in field.kinds}
+            numeric = endpoint.generates and bool(kinds & {"integer", "number"})
+            for value in values_for(field):
                 one = value[0] if isinstance(value, list) and value else value
                 number = isinstance(one, int | float) and not isinstance(one, bool)
-                body = placed(dict(endpoint.least or {}), field.path, value)
-                found.append((numeric and number, (endpoint, body, (str(field),))))
-    draw.shuffle(found)
-    found.sort(key=lambda one: not one[0])
-    return [changed for _, changed in found]
+                body = placed(endpoint.least, field.path, value)
+                made.append((numeric and number, (endpoint, body, (str(field),))))
+    draw.shuffle(made)
+    made.sort(key=lambda one: not one[0])
+    return [changed for _, changed in made]
 
 
+EOS = 257
+ALL = list(range(272))
 # What is right alone and not together.
 TOGETHER: Sequence[Mapping[str, Any]] = (
     {"n": 2, "seed": 2**63 - 1},
     {"max_tokens": 2**31 - 1, "min_tokens": 2**31 - 1},
     {"allowed_token_ids": [EOS], "min_tokens": 4},
-    {"allowed_token_ids": [97, 98], "bad_words": ["a", "b"], "min_tokens": 2},
     {"stop_token_ids": ALL, "min_tokens": 4, "ignore_eos": True},
-    {"stop_token_ids": [97], "allowed_token_ids": [97], "min_tokens": 4},
     {"logit_bias": {"97": 100}, "bad_words": ["a"], "allowed_token_ids": [97, 98]},
     {"bad_words": [chr(code) for code in range(32, 127)], "min_tokens": 4},
     {"structured_outputs": {"regex": "a+"}, "allowed_token_ids": [98]},
-    {"structured_outputs": {"choice": ["a"]}, "min_tokens": 7},
     {"structured_outputs": {"json_object": True}, "max_tokens": 1},
     {"temperature": 0, "n": 2},
     {"temperature": 1e-30, "top_p": 5e-324},
@@ -210,26 +183,22 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
     {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 3.4e38},
     {"min_p": 1, "top_p": 5e-324, "top_k": 1},
     {"logprobs": 20, "allowed_token_ids": [97]},
-    {"stop": [""], "min_tokens": 4},
     {"vllm_xargs": {"diffusion_stream_prefix": 1, "diffusion_max_steps": 65536}},
     {"vllm_xargs": {"diffusion_stream_prefix": 1, "diffusion_algorithm": "JointThreshold"}},
     {"vllm_xargs": {"diffusion_max_post_edit_steps": 65536, "diffusion_edit_threshold": 0}},
     {"vllm_xargs": {"diffusion_algorithm": "x" * 1_000_000}},
     {"vllm_xargs": {"diffusion_" + "x" * 1_000_000: 1}},
-    {"vllm_xargs": {"diffusion_seed_canvas": [2**31] * 32}},
     {"vllm_xargs": {"diffusion_seed_canvas": [97] * 32, "diffusion_pinned": [2**31]}},
     {"vllm_xargs": {"diffusion_read_only": 1, "diffusion_seed_canvas": [97] * 32}, "n": 2},
 )
 
 
-def contradictions(posts: Sequence[Endpoint]) -> Iterator[Changed]:
+def contradictions(found: Sequence[Endpoint]) -> Iterator[Changed]:
     """Each of `TOGETHER` to each endpoint that comes to the engine and knows its fields."""
-    for endpoint in posts:
-        if endpoint.path not in GENERATING:
-            continue
+    for endpoint in found:
         known = {field.path for field in endpoint.fields}
-        for together in TOGETHER:
-            body = dict(endpoint.least or {})
+        for together in TOGETHER if endpoint.generates else ():
+            body = dict(endpoint.least)
             for name, value in together.items():
                 path: tuple[str, ...] = (name,)
                 if endpoint.path == "/inference/v1/generate":
@@ -242,37 +211,29 @@ def contradictions(posts: Sequence[Endpoint]) -> Iterator[Changed]:
                 yield endpoint, body, tuple(together)
 
 
-def drawn(posts: Sequence[Endpoint], count: int, draw: random.Random) -> Iterator[Changed]:
+def drawn(found: Sequence[Endpoint], count: int, draw: random.Random) -> Iterator[Changed]:
     """Requests of the soak, without its algorithms, or least ones, with a few further options."""
     pool = draw_pool(200, "mask", draw.randrange(2**31))
-    known = [one for one in posts if one.fields]
-    for one in draw.choices(known, [_weight(one) for one in known], k=count):
-        body: dict[str, Any] = dict(one.least or {})
+    for one in draw.choices([one for one in found if one.generates], k=count):
         ask = draw.choice(pool)
         names = [name for name in ask.body if name != "vllm_xargs" and ask.path == one.path]
-        body |= {name: ask.body[name] for name in names}
-        given = draw.sample(one.fields, draw.randint(1, min(MOST_OPTIONS, len(one.fields))))
+        body = {**one.least, **{name: ask.body[name] for name in names}}
+        given = draw.sample(one.fields, draw.randint(1, MOST_OPTIONS))
         wild = draw.random() < 0.25
         for field in given:
             free = wild and field.path[-1] not in SHORT
-            value = draw.choice(ANYTHING) if free else modest_value(field.schema, draw)
+            value = draw.choice(ANYTHING) if free else modest_value(field, draw)
             body = placed(body, field.path, value)
         yield one, body, (*names, *map(str, given))
 
 
-def placed(body: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+def placed(body: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
     """A copy with one field more; what stands in its way gives way."""
     name, *rest = path
     if rest:
         inner = body.get(name)
         value = placed(inner if isinstance(inner, dict) else {}, tuple(rest), value)
     return {**body, name: value}
-
-
-def _weight(endpoint: Endpoint) -> int:
-    if endpoint.path in ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"):
-        return 12
-    return 6 if endpoint.path in GENERATING else 2
 
 
 def encoded(body: Any) -> bytes:
@@ -295,13 +256,3 @@ def torn(content: bytes, draw: random.Random) -> bytes:
             *(b"null", b"[]", b'"x"', b"7", b"", b"\x00" * 100),
         )
     )
-
-
-def _path(endpoint: Endpoint, draw: random.Random) -> str:
-    path = endpoint.path
-    while "{" in path:
-        before, _, rest = path.partition("{")
-        path = before + quote(draw.choice(ODD_WORDS), safe="%") + rest.partition("}")[2]
-    if endpoint.queries and draw.random() < 0.7:
-        path += f"?{draw.choice(endpoint.queries)}={draw.choice(ODD_WORDS)}"
-    return path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -19,7 +18,6 @@ from tests.support.soak.requests import Sending
 ANSWER_SECONDS = 120.0
 # So many failures say enough; where they are hangs, waiting for more would take hours.
 MOST_FAILURES = 10
-READ_BYTES, SLOW_SECONDS = 512, 0.02  # read at a time, and a slow reader's pause after it
 COMPLETED, ABORTED, REFUSED, FAILED = "completed", "aborted", "refused", "failed"
 
 
@@ -93,37 +91,28 @@ class Client:
         return statistics.median(self.latencies[-100:]) if self.latencies else 1.0
 
     async def _ask(self, sending: Sending) -> Answer:
-        if not sending.slow:
-            return await self._answer(self.session, sending)
-        async with session(slow=True) as opened:
-            return await self._answer(opened, sending)
-
-    async def _answer(self, opened: aiohttp.ClientSession, sending: Sending) -> Answer:
         body = {"model": "m", "return_token_ids": True, "stream": sending.stream}
-        url, pause = self.url + sending.ask.path, SLOW_SECONDS * sending.slow
-        async with opened.post(url, json=body | dict(sending.ask.body)) as response:
+        url = self.url + sending.ask.path
+        async with self.session.post(url, json=body | dict(sending.ask.body)) as response:
             if response.status != 200:
                 raise RefusalError(response.status, await response.text())
             if sending.stream:
-                return joined([event async for event in _events(response.content, pause)])
+                return joined([event async for event in _events(response.content)])
             return joined([await response.json()])
 
 
-async def _events(content: aiohttp.StreamReader, pause: float) -> AsyncIterator[dict[str, Any]]:
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """The events of a streamed answer. A refusal may come as one, with a status of 200."""
-    ended, rest = False, b""
-    while piece := await content.read(READ_BYTES):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            data = line.decode().removeprefix("data: ").strip()
-            ended = ended or data == "[DONE]"
-            if not data or ended:
-                continue
-            event = json.loads(data)
-            if "error" in event:
-                raise RefusalError(event["error"]["code"], data)
-            yield event
-        await asyncio.sleep(pause)
+    ended = False
+    async for line in content:
+        data = line.decode().removeprefix("data: ").strip()
+        ended = ended or data == "[DONE]"
+        if not data or ended:
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RefusalError(event["error"]["code"], data)
+        yield event
     if not ended:
         raise ValueError("the stream ended without [DONE]")
 
@@ -148,21 +137,11 @@ def joined(parts: Iterable[dict[str, Any]]) -> Answer:
     )
 
 
-def session(slow: bool = False) -> aiohttp.ClientSession:
-    """Connections without limit, each for one request; a slow reader has next to no buffer."""
-    connector = aiohttp.TCPConnector(
-        limit=0, force_close=True, socket_factory=_narrow_socket if slow else None
-    )
+def session() -> aiohttp.ClientSession:
+    """Connections without limit, each for one request."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None)
-    size = READ_BYTES if slow else 1 << 20
-    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=size)
-
-
-def _narrow_socket(address: Any) -> socket.socket:
-    family, kind, protocol, *_ = address
-    opened = socket.socket(family, kind, protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-    return opened
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20)
 
 
 async def send_all(

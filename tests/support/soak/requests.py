@@ -15,7 +15,7 @@ from examples.tiny.tasks import held_out_set
 from vllm_dllm.decoding import Corruption, get_algorithm
 from vllm_dllm.decoding.registry import algorithm_names
 
-ABORTED, MALFORMED, SLOW = 0.10, 0.05, 0.03  # shares of what is sent
+ABORTED, MALFORMED = 0.10, 0.05  # shares of what is sent
 LONGEST_PROMPT, LONGEST_ANSWER = 180, 140  # characters (bytes to the tiny models), and tokens
 LETTERS = string.ascii_letters + string.digits + " "
 
@@ -78,17 +78,15 @@ class Sending:
     Attributes:
         number: its place in the run, from 0.
         leaves: the client goes away after this share of the median answer's time; None: it stays.
-        slow: the client reads its answer a few bytes at a time.
     """
 
     number: int
     ask: Ask
     stream: bool
     leaves: float | None = None
-    slow: bool = False
 
     def __str__(self) -> str:
-        how = ("slowly " if self.slow else "") + ("streamed" if self.stream else "whole")
+        how = "streamed" if self.stream else "whole"
         return f"request {self.number} ({self.ask.name}, {how}): {dict(self.ask.body)}"
 
 
@@ -133,8 +131,7 @@ def draw_plan(requests: int, pool: Sequence[Ask], seed: int) -> list[Sending]:
         leaves = draw.uniform(0.0, 0.9) if fate < ABORTED else None
         if ABORTED <= fate < ABORTED + MALFORMED:
             ask = malformed(ask, *draw.choice(WRONG))
-        slow = fate >= 1 - SLOW
-        plan.append(Sending(number, ask, stream or slow, leaves, slow))
+        plan.append(Sending(number, ask, stream, leaves))
     return plan
 
 
