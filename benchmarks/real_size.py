@@ -404,6 +404,14 @@ def longest(events: Sequence[tuple[str, float, float]]) -> list[tuple[str, float
     return [(name, len(each) / steps, sum(each) / steps) for name, each in ranked]
 
 
+def longest_gap(events: Sequence[tuple[str, float, float]]) -> float:
+    """Return the longest time in milliseconds that no kernel ran, under the profiler."""
+    gap, until = 0.0, events[0][1] if events else 0.0
+    for _, begin, end in sorted(events, key=lambda event: event[1:]):
+        gap, until = max(gap, begin - until), max(until, end)
+    return gap / 1e3
+
+
 def run_child(args: argparse.Namespace) -> None:
     """Measure one system in this process; each figure is written to `args.json` at once."""
     engines_in_this_process()  # before torch and vLLM are imported
@@ -450,7 +458,12 @@ def run_child(args: argparse.Namespace) -> None:
                     if events is not None:
                         busy = busy_ms(events) / PROFILED_STEPS
                         figures["idle_ms"] = round(figures["ms"] - busy, 3)
-                        figures["profile"] = {"busy_ms": busy, "longest": longest(events)}
+                        figures["profile"] = {
+                            "kernels": len(events) / PROFILED_STEPS,
+                            "busy_ms": busy,
+                            "longest": longest(events),
+                            "longest_gap_ms": longest_gap(events),
+                        }
                     batch.end()
                 except Exception as error:
                     figures["failed"] = f"{type(error).__name__}: {str(error)[:300]}"

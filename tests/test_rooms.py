@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -112,6 +113,7 @@ BESIDE: dict[str, set[str]] = {
         "torch", "numba", "llvmlite", "numpy", "vllm", "compressed_tensors",
     },
 }  # fmt: skip
+VERSION = re.compile(r"\b0\.\d{2}(\.\d+)?\b")
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -178,3 +180,17 @@ def test_importing_the_package_is_free() -> None:
     code = f"import {modules}; print({{'torch', 'vllm'}} & set(sys.modules))"
     # -S: site's .pth files belong to the installation, not to the package.
     assert run(sys.executable, "-S", "-c", code, cwd=ROOT).stdout.strip() == "set()"
+
+
+def test_only_one_module_knows_vllm_versions() -> None:
+    found = [
+        f"{module}: {node.value!r}"
+        for module, path in modules(PACKAGE).items()
+        if module not in ("vllm_dllm.vllm_seams.versions", "vllm_dllm")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and VERSION.search(node.value)
+        and "vllm" in node.value.lower()
+    ]
+    assert found == []

@@ -57,6 +57,12 @@ def test_versions_are_those_that_are_tested() -> None:
     assert set(PINNED_TORCH.findall(DOCKERFILES["cpu"].read_text())) == wanted
 
 
+@EACH
+def test_the_server_is_not_root_and_is_watched(name: str) -> None:
+    assert int(said(name, "USER")[-1]) > 0  # a cluster cannot know that a name is not root's
+    assert f"http://127.0.0.1:{said(name, 'EXPOSE')[-1]}/health" in said(name, "HEALTHCHECK")[-1]
+
+
 def test_the_context_is_what_is_copied() -> None:
     """.dockerignore lets nothing else through, such as weights or keys that lie about."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
