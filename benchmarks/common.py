@@ -44,7 +44,7 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
 
 def environment(native: bool) -> dict[str, str]:
     """Environment of a child process; `native` leaves DiffusionGemma to vLLM's own class."""
-    return os.environ | ({"VLLM_PLUGINS": "vllm_cpu_v2"} if native else {})
+    return os.environ | {"VLLM_DLLM_NATIVE": "1" if native else "0"}
 
 
 def child(script: str, *arguments: str, native: bool = False) -> Any:

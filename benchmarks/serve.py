@@ -79,7 +79,7 @@ class System:
 AS_CAUSAL = '{"architectures": ["BailingMoeV2ForCausalLM"], "canvas_length": null}'
 CAUSAL = ("--hf-overrides", AS_CAUSAL)
 GEMMA = TINY_GEMMA
-NATIVE = System(GEMMA, TEXT_ONLY_FLAGS, {"VLLM_PLUGINS": "vllm_cpu_v2"}, steps=8)
+NATIVE = System(GEMMA, TEXT_ONLY_FLAGS, {"VLLM_DLLM_NATIVE": "1"}, steps=8)
 SYSTEMS = {
     "llada2": System(TINY_LLADA2),
     "sdar": System(TINY_SDAR),

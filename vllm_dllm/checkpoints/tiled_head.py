@@ -32,7 +32,7 @@ def tiled_head(
     if not is_plain(lm_head):
         raise ValueError(
             "a quantized lm_head cannot be computed by tiles; leave lm_head out of the "
-            "quantization, or set dllm.kernels=torch (masked models)"
+            "quantization, or set dllm.kernels=torch (LLaDA2), VLLM_DLLM_NATIVE=1 (DiffusionGemma)"
         )
     own = lm_head.shard_indices
     first, end = own.org_vocab_start_index, own.org_vocab_end_index

@@ -43,7 +43,7 @@ def _found_by_trying() -> dict[str, str]:
         "platform": f"{current_platform.device_type} ({current_platform.get_device_name()})",
         "bridged": _bridged(),
         "kernels": "torch, triton; attention CUSTOM" if HAS_TRITON else without_triton,
-        "architectures": ", ".join(registry.architectures()),
+        "architectures": ", ".join(registry.served_architectures()),
     }
 
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from vllm_dllm.families.base import Family
+from vllm_dllm.settings.server import native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.dllm")
 
 ENTRY_POINTS = "vllm_dllm.families"
+GEMMA = "DiffusionGemmaForBlockDiffusion"
 _SHARED = "transformers_models"
 # For each architecture, the module of its family in this folder, the family's class there, and the
 # module of the model's class, which is called like the architecture.
 OURS = {
     "LLaDA2MoeModelLM": ("llada2.family", "LLaDA2", "llada2.model"),
     "LLaDA22MoeModelLM": ("llada2_2.family", "LLaDA22", "llada2_2.model"),
-    "DiffusionGemmaForBlockDiffusion": (
-        "diffusion_gemma.family",
-        "DiffusionGemma",
-        "diffusion_gemma.model",
-    ),
+    GEMMA: ("diffusion_gemma.family", "DiffusionGemma", "diffusion_gemma.model"),
     "SDARForCausalLM": ("sdar", "SDAR", _SHARED),
     "SDARMoeForCausalLM": ("sdar", "SDARMoe", _SHARED),
     "StableDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder", _SHARED),
@@ -91,8 +89,17 @@ def model_class(architecture: str) -> str:
 
 
 def architectures() -> tuple[str, ...]:
-    """The architectures that this package serves in this environment."""
+    """The architectures of all families."""
     return (*OURS, *installed())
+
+
+def served_architectures() -> tuple[str, ...]:
+    """The architectures that this package serves in this environment.
+
+    ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
+    """
+    left = GEMMA if native_gemma() else None
+    return tuple(each for each in architectures() if each != left)
 
 
 def family_of(vllm_config: VllmConfig) -> Family:

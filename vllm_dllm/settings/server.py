@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -27,6 +28,17 @@ UNDER_LOAD = {
     "to": Range(most=1.0),
     "at_requests": Range(least=2, whole=True),
 }
+
+
+def native_gemma() -> bool:
+    """Whether ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
+
+    This is an environment variable because models are registered before any option is read.
+    """
+    value = os.environ.get("VLLM_DLLM_NATIVE", "0")
+    if value not in ("", "0", "1"):
+        raise SettingsError(f"VLLM_DLLM_NATIVE must be 0 or 1, got {shown(value)}")
+    return value == "1"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from vllm_dllm.families.registry import (
     family,
     family_of,
     model_class,
+    served_architectures,
 )
 from vllm_dllm.vllm_seams.wrapping import wrap
 
@@ -32,7 +33,7 @@ class RefusedError(RuntimeError):
 
 def is_ours(model_config: ModelConfig | None) -> bool:
     """Whether this package serves the model."""
-    return model_config is not None and model_config.architecture in architectures()
+    return model_config is not None and model_config.architecture in served_architectures()
 
 
 def register_models() -> None:
@@ -54,12 +55,13 @@ def register_models() -> None:
         # vLLM registers the class with transformers when a checkpoint has this type.
         _CONFIG_REGISTRY[model_type] = name  # type: ignore[assignment]
         configs._CLASS_TO_MODULE[name] = f"vllm_dllm.families.{module}"
+    for architecture in served_architectures():
+        ModelRegistry.register_model(architecture, model_class(architecture))
     hooks = {
         "verify_and_update_model_config": staticmethod(_complete),
         "verify_and_update_config": staticmethod(_configure),
     }
     for architecture in architectures():
-        ModelRegistry.register_model(architecture, model_class(architecture))
         MODELS_CONFIG_MAP[architecture] = type("EngineConfig", (VerifyAndUpdateConfig,), hooks)
 
 

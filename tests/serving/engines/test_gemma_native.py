@@ -128,7 +128,7 @@ def test_equals_vllms_own_class(tmp_path: Path) -> None:
     config = tmp_path / "generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | COLD))
     asked = cases()
-    native = {"VLLM_PLUGINS": "vllm_cpu_v2", "TORCH_COMPILE_DISABLE": "1"}
+    native = {"VLLM_DLLM_NATIVE": "1", "TORCH_COMPILE_DISABLE": "1"}
     wanted = in_child(by_vllm, tmp_path, list(asked.values()), env=os.environ | native)
     assert len(wanted) == len(asked)
     with engine(tmp_path, CANVAS, **IMAGES) as running:

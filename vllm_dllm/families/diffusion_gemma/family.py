@@ -11,14 +11,17 @@ from vllm_dllm.attention.routes import LayerShape
 from vllm_dllm.decoding import Corruption
 from vllm_dllm.families.base import Family
 from vllm_dllm.families.config_fields import Fields, canvas_length, check_fields
-from vllm_dllm.families.served import configure_engine
-from vllm_dllm.ranges import SettingsError, shown
+from vllm_dllm.families.served import configure_engine, generation_settings
+from vllm_dllm.ranges import SettingsError, listed, shown
 from vllm_dllm.settings.resolution import (
     BOUND,
     MAX_STEPS_FIELD,
+    OVERRIDE,
     SAMPLER,
     SAMPLER_FIELDS,
+    Served,
 )
+from vllm_dllm.settings.server import DllmSettings, native_gemma
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,20 +45,33 @@ class DiffusionGemma(Family):
     )
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`."""
+        """See `Family.configure`; for vLLM's own class, this only checks the checkpoint."""
+        if native_gemma():
+            self._check_native(vllm_config)
+            _configure_as_vllm(vllm_config)
+            return
         model = vllm_config.model_config
         check_fields(model, ignored_fields)
         seats = vllm_config.scheduler_config.max_num_seqs
         chosen = vllm_config.attention_config.backend
-        # Without one, transformers would silently use 256.
-        length = canvas_length(vllm_config)
-        DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
-        # `--diffusion-config` may set other options and leave the length to the checkpoint.
-        vllm_config.diffusion_config.canvas_length = length
+        _configure_as_vllm(vllm_config)
         # What vLLM has chosen for its own class, which holds whole rows of logits, does not apply.
         vllm_config.attention_config.backend = chosen
         vllm_config.scheduler_config.max_num_seqs = seats
         configure_engine(vllm_config, self, layer_shapes(vllm_config))
+
+    def _check_native(self, vllm_config: VllmConfig) -> None:
+        stated, elsewhere = generation_settings(vllm_config, self)
+        Served(
+            self.corruption, self.algorithm, DllmSettings(), stated, elsewhere=elsewhere
+        ).choose()
+        if OVERRIDE in elsewhere.values():
+            names = sorted(name for name, source in elsewhere.items() if source == OVERRIDE)
+            raise SettingsError(
+                f"{OVERRIDE}: vLLM's own class (VLLM_DLLM_NATIVE=1) does not read {listed(names)} "
+                "from there; write a generation_config.json, and name its folder with "
+                "--generation-config"
+            )
 
     def checkpoint_settings(self, generation_config: Mapping[str, Any]) -> Mapping[str, float]:
         """See `Family.checkpoint_settings`: the sampler's settings and ``max_denoising_steps``."""
@@ -91,6 +107,15 @@ class DiffusionGemma(Family):
         from vllm_dllm.families.anchored.scheduler import CanvasScheduler
 
         return CanvasScheduler
+
+
+def _configure_as_vllm(vllm_config: VllmConfig) -> None:
+    """Run vLLM's own start-up of DiffusionGemma, with the canvas length that is given."""
+    # Without one, transformers would silently use 256.
+    length = canvas_length(vllm_config)
+    DiffusionGemmaModelForBlockDiffusionConfig.verify_and_update_config(vllm_config)
+    # `--diffusion-config` may set other options and leave the length to the checkpoint.
+    vllm_config.diffusion_config.canvas_length = length
 
 
 def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
