@@ -11,6 +11,7 @@ from vllm.config.compilation import CompilationMode
 
 from vllm_dllm.engine import kernel_choice as rule
 from vllm_dllm.engine.optional_parts import OptionalParts
+from vllm_dllm.engine.readout import make_readout
 from vllm_dllm.engine.slots import CanvasKind, SlotState
 from vllm_dllm.ops.statistics.head import Head
 
@@ -81,7 +82,7 @@ def test_the_readout_says_which_kernels_it_has(mask: int | None) -> None:
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
     made = [
-        rule.make_readout(model, slots, OptionalParts(slots, "raw_logprobs"), eager, kernels)
+        make_readout(model, slots, OptionalParts(slots, "raw_logprobs"), eager, kernels)
         for kernels in ("torch", "triton", "auto")
     ]
     assert [readout.triton for readout in made] == [False, True, False]

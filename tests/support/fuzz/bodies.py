@@ -92,7 +92,7 @@ def modest_value(field: Field, draw: random.Random) -> Any:
 
 
 # Shares of a run; the rest are extremes of single fields.
-RANDOM, BROKEN = 0.35, 0.03
+RANDOM, BROKEN = 0.5, 0.03
 JSON_TYPE = "application/json"
 MOST_OPTIONS = 4
 # Whose wild values are answers that take minutes, rightly.
