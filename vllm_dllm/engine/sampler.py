@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from vllm_dllm.engine.contracts import (
     Batch,
     CommitPolicy,
     FollowedPaths,
+    LaterPasses,
     Readings,
     Readout,
     StepOutcome,
@@ -41,10 +42,6 @@ from vllm_dllm.engine.slots import Phase, SlotState, SlotStatus
 from vllm_dllm.engine.step import CanvasUpdate
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.vllm_seams.channels import Failure, encode_passes
-
-if TYPE_CHECKING:
-    from vllm_dllm.engine.further_passes import FurtherPasses
-    from vllm_dllm.engine.replayed_passes import ReplayedPasses
 
 
 class DiffusionSampler:
@@ -62,7 +59,7 @@ class DiffusionSampler:
         predictions: Any = None,
         prepare: Callable[[], None] = lambda: None,
         has_stages: bool = False,
-        further: FurtherPasses | ReplayedPasses | None = None,
+        further: LaterPasses | None = None,
     ) -> None:
         """Make a sampler.
 

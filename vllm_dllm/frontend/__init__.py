@@ -7,8 +7,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
-    from vllm.exceptions import VLLMValidationError
-
     from vllm_dllm.frontend.http_request import HttpRequest
 
 # The attribute of vLLM's input processor that holds the `FrontEnd` of a diffusion model.
@@ -24,15 +22,10 @@ def called(name: str) -> str:
     return name if http is None else http.called(name)
 
 
-def refused(name: str, sentence: str, value: Any = None) -> VLLMValidationError:
-    """The error, status 400 over HTTP, about a parameter: its name, and what follows that."""
-    from vllm.exceptions import VLLMValidationError
-
-    return VLLMValidationError(f"{name} {sentence}.", parameter=name, value=value)
-
-
 def refuse_beam_search() -> NoReturn:
     """Refuse a beam search."""
+    from vllm_dllm.frontend.refusal import refused
+
     raise refused(
         "use_beam_search",
         "(LLM.beam_search) is not supported with diffusion models: it compares the beginnings of "

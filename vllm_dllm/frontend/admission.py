@@ -14,7 +14,8 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import called, refused
+from vllm_dllm.frontend import called
+from vllm_dllm.frontend.refusal import refused
 from vllm_dllm.ranges import MAX_FLOAT32, SettingsError, shown
 from vllm_dllm.settings.resolution import GREEDY_EPSILON, ResolvedRequest, Served, StepDetails
 

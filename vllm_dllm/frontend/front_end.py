@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import SamplingParams
 
-from vllm_dllm.frontend import Prompt, current, refused
+from vllm_dllm.frontend import Prompt, current
 from vllm_dllm.frontend.admission import (
     AdmittedParams,
     refuse_contradictions,
     validate_bad_words,
     validate_sampling_params,
 )
+from vllm_dllm.frontend.refusal import refused
 from vllm_dllm.settings.resolution import RESOLVED, ResolvedRequest, StepDetails
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationEr
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from vllm_dllm.frontend import current, refuse_beam_search, refused
+from vllm_dllm.frontend import current, refuse_beam_search
+from vllm_dllm.frontend.refusal import STRICT, refused
 from vllm_dllm.ranges import cut
 from vllm_dllm.settings.resolution import REQUEST_PREFIX, TRACING_OPTIONS
 from vllm_dllm.settings.server import SETTINGS_KEY
@@ -28,8 +29,6 @@ _NAMES = {
     "/v1/messages": {"thinking_token_budget": "thinking", "format": "output_config.format"},
     "/v1/responses": {"logprobs": "include", "format": "text.format"},
 }
-# What `constraining_field` calls the tools of which one is strict.
-STRICT = "tools.strict"
 # The last parts of the paths of endpoints whose answers have choices, and so a place for traces.
 _WITH_CHOICES = ("/completions", "/inference/v1/generate")
 

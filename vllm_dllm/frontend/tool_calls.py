@@ -21,8 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
 from vllm.tool_parsers.utils import get_json_schema_from_tools
 
-from vllm_dllm.frontend import refused
-from vllm_dllm.frontend.http_request import STRICT
+from vllm_dllm.frontend.refusal import STRICT, refused
 from vllm_dllm.ranges import shown
 from vllm_dllm.settings.parsing import CONSTRAINT_OPTIONS
 from vllm_dllm.settings.resolution import REQUEST_PREFIX
