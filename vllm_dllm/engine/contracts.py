@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
     from vllm_dllm.engine.constraints import ConstrainedStep
-    from vllm_dllm.settings.resolution import Served
 
 # The number of rows in the examples used to compile functions ahead of time. The compiler lays out
 # its loops for that size, which is a few canvases; compiled functions accept any number of rows.
@@ -307,32 +306,3 @@ class LaterPasses(Protocol):
 
     def take(self, batch: Batch, output: SamplerOutput) -> SamplerOutput:
         """See `further_passes.FurtherPasses.take`."""
-
-
-class EngineState(Protocol):
-    """What the modules that take passes and compile need of vLLM's ``ModelState`` of ours.
-
-    `prepared` is the `further_passes.PreparedStep` of the present step, and `graphs` the runner's
-    manager of CUDA graphs.
-    """
-
-    slots: SlotState
-    served: Served
-    policy: CommitPolicy
-    readout: Readout
-    sampler: Any  # a `DiffusionSampler`, or None before there is one
-    parts: Any  # `OptionalParts`
-    prepared: Any
-    graphs: Any
-    model: Any
-    model_config: Any
-    vllm_config: Any
-    dtype: torch.dtype
-    max_num_reqs: int
-    max_num_tokens: int
-
-    def prepare_attn(self, *arguments: Any) -> Any:
-        """See vLLM."""
-
-    def prepare_inputs(self, *arguments: Any) -> Any:
-        """See vLLM."""

@@ -8,7 +8,7 @@ without vLLM's work around a pass, until a canvas leaves, waits or fails.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.contracts import Batch, EngineState
+from vllm_dllm.engine.contracts import Batch
 from vllm_dllm.engine.input_ids import read_canvases
 from vllm_dllm.ranges import SettingsError
 from vllm_dllm.settings.resolution import Served
 from vllm_dllm.vllm_seams.channels import with_earlier_passes
+
+if TYPE_CHECKING:
+    from vllm_dllm.engine.model_state_view import ModelStateView
 
 # Unless `DllmSettings.passes_per_step` says otherwise. A new request waits until a step ends.
 MOST_PASSES = 16
@@ -70,7 +73,7 @@ class PreparedStep:
     kv_cache_config: Any
     metadata: dict[str, Any]
 
-    def again(self, state: EngineState) -> PreparedStep:
+    def again(self, state: ModelStateView) -> PreparedStep:
         """The same, with metadata for the present phases of the canvases."""
         given = self.input_batch, self.cudagraph_mode, self.block_tables, self.slot_mappings
         state.prepare_attn(*given, self.attn_groups, self.kv_cache_config)
@@ -99,7 +102,7 @@ class PreparedStep:
 class FurtherPasses:
     """Takes the further passes of a model state's steps."""
 
-    def __init__(self, state: EngineState, req_states: Any, most: int) -> None:
+    def __init__(self, state: ModelStateView, req_states: Any, most: int) -> None:
         """`most` is the number of passes of a step, its first one included."""
         self.state = state
         self.req_states = req_states

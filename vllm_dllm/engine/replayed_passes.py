@@ -15,18 +15,19 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from vllm_dllm.engine.contracts import Batch, EngineState
+from vllm_dllm.engine.contracts import Batch
 from vllm_dllm.engine.input_ids import read_canvases
 from vllm_dllm.vllm_seams.channels import with_earlier_passes
 
 if TYPE_CHECKING:
     from vllm_dllm.engine.further_passes import PreparedStep
+    from vllm_dllm.engine.model_state_view import ModelStateView
 
 
 class ReplayedPasses:
     """In the place of `further_passes.FurtherPasses` where CUDA graphs replay whole passes."""
 
-    def __init__(self, state: EngineState, req_states: Any, passes: int) -> None:
+    def __init__(self, state: ModelStateView, req_states: Any, passes: int) -> None:
         """`passes` is the number of passes of a step, its first one included."""
         self.state = state
         self.req_states = req_states

@@ -16,12 +16,13 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_dllm.decoding import Algorithm
-from vllm_dllm.engine.contracts import EXAMPLE_ROWS, Batch, EngineState, StepPlan
+from vllm_dllm.engine.contracts import EXAMPLE_ROWS, Batch, StepPlan
 from vllm_dllm.engine.row_options import COSTLY, RowOptions
 from vllm_dllm.engine.slots import HOST_FLAGS
 from vllm_dllm.ops.compiled import compiling_ahead
 
 if TYPE_CHECKING:
+    from vllm_dllm.engine.model_state_view import ModelStateView
     from vllm_dllm.settings.resolution import ResolvedDecoding
 
 # The number of canvases in the example for which updates are compiled.
@@ -30,7 +31,7 @@ EXAMPLE_CANVASES = 4
 logger = init_logger("vllm.dllm")
 
 
-def compile_sampler(state: EngineState) -> None:
+def compile_sampler(state: ModelStateView) -> None:
     """Compile what runs after the model.
 
     Only algorithms that this package provides are compiled: others need not be compilable. Nothing
@@ -51,7 +52,7 @@ def compile_sampler(state: EngineState) -> None:
     logger.info("dllm: compiled the sampler in %.1f s", time.perf_counter() - begin)
 
 
-def compile_updates(state: EngineState, others: Collection[str] = ()) -> None:
+def compile_updates(state: ModelStateView, others: Collection[str] = ()) -> None:
     """Compile the update of canvases, for batches of any size and of any algorithms.
 
     The step of the server's own algorithm is compiled, too, and of the `others` if they are ours;
@@ -95,7 +96,7 @@ def _has_compiled_step(choice: ResolvedDecoding) -> bool:
     return choice.is_ours and not (algorithm.verifies or more)
 
 
-def read_largest_batch(state: EngineState) -> None:
+def read_largest_batch(state: ModelStateView) -> None:
     """Read the most canvases of a step, all of them drawn, then also with the options of `COSTLY`.
 
     Whole rows of logits are held for `Readout.canvases` canvases at a time, so no more than that
@@ -119,7 +120,7 @@ def read_largest_batch(state: EngineState) -> None:
             state.slots.samples[:] = samples
 
 
-def _plan(state: EngineState, canvases: int, needs_rows: bool) -> StepPlan:
+def _plan(state: ModelStateView, canvases: int, needs_rows: bool) -> StepPlan:
     device, flags = state.slots.device, dict.fromkeys(HOST_FLAGS, False)
     flags |= {"samples": True, "several_steps": True, "needs_rows": needs_rows}
     batch = Batch(
@@ -133,7 +134,7 @@ def _plan(state: EngineState, canvases: int, needs_rows: bool) -> StepPlan:
     return StepPlan(batch, state.slots, state.slots.length, temperature)
 
 
-def _hidden(state: EngineState, rows: int) -> torch.Tensor:
+def _hidden(state: ModelStateView, rows: int) -> torch.Tensor:
     """Example hidden states, ``[rows, hidden]``."""
     width = state.model_config.get_hidden_size()
     return torch.zeros((rows, width), dtype=state.dtype, device=state.slots.device)
