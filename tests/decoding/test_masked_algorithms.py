@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidenceDynamic": {"threshold": (0.0, 0.25, 0.5, 1.0)} | STEPS,
     "SubBlocks": {"threshold": (0.0, 0.25, 0.5, 1.0), "sub_block_length": (1, 3, 4, 8, 12, 40)},
     "EntropyBounded": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
+    "TokenEntropyBounded": {"entropy_bound": (0.0, 0.1, 0.4, 3.0)} | STEPS,
     "FrechetProfile": {"threshold": (0.25, 0.5, 0.75, 1.0)},
     "Hierarchical": {"threshold": (0.5, 0.9), "low": (0.0, 0.25, 0.6)},
     "EntropyBound": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},

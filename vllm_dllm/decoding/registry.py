@@ -31,6 +31,7 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
     ("mask", "Sequential"): "quota:Sequential",
     ("mask", "SubBlocks"): "thresholds:SubBlocks",
+    ("mask", "TokenEntropyBounded"): "entropy_bound:TokenEntropyBounded",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
 }
 

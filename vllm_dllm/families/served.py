@@ -75,6 +75,7 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
         excludes=family.excludes,
         verifies=family.verifies,
         edit_tokens=family.edit_tokens(vllm_config),
+        usual=family.usual,
     )
     check_settings(family, served, layers, model.max_model_len)
     choice = served.choose()

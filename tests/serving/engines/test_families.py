@@ -39,6 +39,8 @@ QUICK: dict[tuple[str, int], tuple[str, ...]] = {
     ("diffcoder", 4): ("a step ahead",),
     ("nemotron", 8): ("plain", "preempted, a step ahead"),
     ("fast-dllm", 32): ("plain", "preempted, a step ahead"),
+    ("dream", 8): ("plain", "two blocks, preempted"),
+    ("openpangu", 8): ("plain", "preempted, a step ahead"),
     ("llada2.2", 8): ("plain", "two blocks, preempted"),
 }
 BLOCKS = {
@@ -47,6 +49,8 @@ BLOCKS = {
     "diffcoder": (4, 8),
     "nemotron": (5, 8, 32),
     "fast-dllm": (4, 8, 32),
+    "dream": (4, 8, 32),
+    "openpangu": (5, 8, 32),
     "llada2.2": (8, 32),
 }
 
@@ -117,11 +121,18 @@ SPREAD: dict[str, Any] = {
 # Partial sums over ranks, stages that see no logits, and their windows.
 RANKED = [
     (family, block, axis)
-    for family, block in (("sdar", 4), ("sdar with experts", 8), ("diffcoder", 4), ("llada2.2", 8))
+    for family, block in (
+        ("sdar", 4),
+        ("sdar with experts", 8),
+        ("diffcoder", 4),
+        ("dream", 8),
+        ("llada2.2", 8),
+    )
     for axis in ("tensor", "pipeline")
 ] + [
     *((name, block, "tensor") for name, block in (("nemotron", 5), ("nemotron", 8))),
     *(("fast-dllm", block, "tensor") for block in (32, 4)),
+    *(("openpangu", block, "tensor") for block in (5, 8)),
     *(("sdar with experts", block, "spread") for block in (4, 8)),
 ]
 

@@ -340,6 +340,7 @@ WAYS: dict[str, Way] = {
     "fast-dllm-streams": Way(
         drive.fast_dllm, AHEAD, SHIFTED, (), asked={"diffusion_stream_prefix": True}
     ),
+    "openpangu-async": Way(drive.openpangu, AHEAD, SHIFTED, ()),
     # The state of an edited canvas is not inherited.
     "llada2.2-async": Way(
         drive.llada22, AHEAD, ("mid-prefill", "denoise-2", "converged", "second-canvas"), FEW_LAST
