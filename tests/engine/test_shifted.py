@@ -10,7 +10,7 @@ import torch
 
 from tests.support.sampler import sampler_of, step
 from vllm_dllm.decoding.joint_threshold import JointThreshold
-from vllm_dllm.decoding.thresholds import SubBlocks
+from vllm_dllm.decoding.sub_blocks import SubBlocks
 from vllm_dllm.engine import step as engine_step
 from vllm_dllm.engine.readout_shifted import ShiftedReadout
 from vllm_dllm.engine.sampler import DiffusionSampler

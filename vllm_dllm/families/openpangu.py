@@ -85,7 +85,8 @@ FIELDS = Fields(
 class OpenPangu(BlockCausalFamily):
     """openPangu-R-7B-Diffusion.
 
-    top-k is applied before top-p, as by vLLM; the authors' code does it the other way around.
+    top-k is applied before top-p, as by vLLM; the authors' code does it the other way around. Their
+    ``entropy`` is `EntropyBounded` with a bound of 0, and their ``topk_margin`` is left out.
     """
 
     architecture: ClassVar[str] = DIFFUSION
