@@ -394,6 +394,8 @@ def test_the_rules_of_dreamreasoner(model: Path) -> None:
         assert choice.settings.values() == {"steps": steps}
     bound = served.choose({"algorithm": "TokenEntropyBounded"}).settings.values()
     assert bound["entropy_bound"] == 0.35
+    assert family("DreamForCausalLM").end_tokens == (151645, 151643)
+    assert served.end_tokens == [], "this vocabulary has neither"
 
 
 @pytest.mark.engine

@@ -76,6 +76,7 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
         verifies=family.verifies,
         edit_tokens=family.edit_tokens(vllm_config),
         usual=family.usual,
+        end_tokens=[end for end in family.end_tokens if end < model.get_vocab_size()],
     )
     check_settings(family, served, layers, model.max_model_len)
     choice = served.choose()

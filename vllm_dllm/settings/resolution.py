@@ -132,6 +132,7 @@ class Served:
     verifies: bool = False
     edit_tokens: EditTokens | None = None
     usual: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    end_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if MAX_STEPS_FIELD in self.checkpoint:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm_dllm.families.registry import family_of
 from vllm_dllm.frontend import FRONT_END, Prompt, current, refuse_beam_search
 from vllm_dllm.vllm_seams.registration import is_ours, shut_executors_down
 from vllm_dllm.vllm_seams.wrapping import wrap
@@ -39,11 +38,6 @@ def _make_front_end(
     original(self, vllm_config, *args, **kwargs)
     if not ours:
         return
-    model, fields = vllm_config.model_config, self.generation_config_fields
-    if ends := family_of(vllm_config).end_tokens:
-        stated = fields.get("eos_token_id") or []
-        known = [end for end in ends if end < model.get_vocab_size()]
-        fields["eos_token_id"] = [*(stated if isinstance(stated, list) else [stated]), *known]
     # Imported only here, because other processes do not need these parts of vLLM.
     from vllm.v1.metrics.loggers import StatLoggerManager
 

@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import reference_diffcoder, reference_fast_dllm, reference_openpangu
+from tests.support import (
+    reference_diffcoder,
+    reference_dream,
+    reference_fast_dllm,
+    reference_openpangu,
+)
 from tests.support.child import in_child
 from tests.support.engine import engine, greedy, settings
 from tests.support.families import (
@@ -30,6 +35,7 @@ from tests.support.families import (
 )
 from tests.support.reference import MARGIN, Answer, Rule
 from tests.support.reference_llada2 import Reference, random_checkpoint
+from vllm_dllm.families.dream_reasoner import DreamReasoner
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -224,6 +230,23 @@ def test_draws_that_filters_leave_no_choice_are_certain(tmp_path: Path) -> None:
         found = running.generate(asked, [params] * 4)
     assert [tokens for tokens, _ in found] == [answer.tokens for answer in at_once]
     assert min(answer.margin for answer in at_once) > MARGIN
+
+
+def test_ends_that_the_checkpoint_does_not_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DreamReasoner's, of which those outside of a vocabulary do not matter."""
+    model = reference_dream.random_checkpoint(tmp_path, block=8)
+    given = prompt(1, 13)
+    answer = reference_dream.Reference(model).generate(given, 20, reference_dream.Rule()).tokens
+    end = answer[9]
+    monkeypatch.setattr(DreamReasoner, "end_tokens", (151645, end))
+    params = [greedy(20), greedy(20, ignore_eos=True), greedy(20, min_tokens=answer.index(end) + 2)]
+    with engine(model, 8, diffusion_config=None, max_model_len=CONTEXT) as running:
+        short, whole, longer = running.generate([given] * 3, params)
+    assert short == (answer[: answer.index(end) + 1], "stop")
+    assert whole == (answer, "length")
+    assert len(longer[0]) > len(short[0])
 
 
 def test_openpangu_without_a_mask_is_autoregressive(tmp_path: Path) -> None:
