@@ -63,7 +63,7 @@ def situations(draw: st.DrawFn, rule: Algorithm) -> tuple[Canvas, StepContext]:
     x = torch.randint(10, 14, (slots, L), generator=g)
     tokens = torch.where(masked, MASK, torch.randint(10, 14, (slots, L), generator=g))
     p = pick(PROBABILITIES, slots, L)
-    if rule.name == "Credit":
+    if rule.name in ("Credit", "TokenEntropyBounded"):  # -p ln p of 0.5 and 0.25 is the same
         p = torch.rand(slots, L, generator=g) * 0.98 + 0.01
     statistics = EntropyStatistics(x, p, pick(ENTROPIES, slots, L))
     state, asked = fresh_state(rule, slots, L), None

@@ -295,7 +295,7 @@ class DiffusionModelState(ModelState):
         input_batch.max_seq_len_np = None
         if self.policy.granted:
             read_again(input_batch, req_states.all_token_ids.gpu)
-        if self.slots.kind.shifted and self.slots.kind.aligned:
+        if self.slots.kind.shifted:
             read_canvases(input_batch, req_states.draft_tokens)
         return {} if self.embeddings is None else self.embeddings.fill(input_batch)
 
