@@ -34,6 +34,7 @@ class PanguEmbeddedConfig(MaskedFields, LlamaConfig):
 
     model_type = "PanguEmbedded"
 
+    architectures: list[str] | None = None
     vocab_size: int = 153376
     intermediate_size: int = 12800
     num_hidden_layers: int = 34
@@ -43,6 +44,7 @@ class PanguEmbeddedConfig(MaskedFields, LlamaConfig):
     default_theta: ClassVar[float] = 1.6e7
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 45892
+    attention_bias: bool = False
     bias: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:

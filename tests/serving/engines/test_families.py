@@ -55,7 +55,7 @@ BLOCKS = {
     "diffcoder": (4, 8),
     "nemotron": (5, 8, 32),
     "fast-dllm": (4, 8, 32),
-    "dream": (4, 8, 32),
+    "dream": (16, 32),
     "openpangu": (5, 8, 32),
     "llada2.2": (8, 32),
 }
