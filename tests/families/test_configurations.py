@@ -396,6 +396,7 @@ def test_the_rules_of_dreamreasoner(model: Path) -> None:
     assert bound["entropy_bound"] == 0.35
     assert family("DreamForCausalLM").end_tokens == (151645, 151643)
     assert served.end_tokens == [], "this vocabulary has neither"
+    assert pickle.loads(pickle.dumps(served)) == served, "it travels to the workers"
 
 
 @pytest.mark.engine
