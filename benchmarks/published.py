@@ -114,6 +114,20 @@ def sdar(
     )
 
 
+def openpangu() -> Geometry:
+    """openPangu-R-7B-Diffusion, which is Llama; its biases are counted with the norms."""
+    return Geometry(
+        canvas=32,
+        hidden=4096,
+        vocabulary=153376,
+        attention=(Attention(34, 32, 8, 128),),
+        dense={12800: 34},
+        norms=2 + 2,
+        head_norms=2 * 8,
+        algorithm="SubBlocks",
+    )
+
+
 def nemotron(layers: int, hidden: int, width: int) -> Geometry:
     """Nemotron-Labs-Diffusion, which is Ministral 3."""
     return Geometry(
@@ -170,4 +184,5 @@ SHAPES = {
     "SDAR-30B-A3B": sdar(48, 2048, 32, 4, 768, experts=128),
     "Stable-DiffCoder-8B": STABLE_DIFFCODER,
     "Nemotron-8B": nemotron(34, 4096, 14336),
+    "openPangu-R-7B": openpangu(),
 }

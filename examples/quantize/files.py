@@ -62,6 +62,8 @@ FAMILIES = {
         Family("sdar", ("lm_head",)),
         Family("nemotron_labs_diffusion", ("diffusion_head",)),
         Family("Fast_dLLM_Qwen", ("lm_head",)),
+        Family("Dream", ("lm_head",)),
+        Family("PanguEmbedded", ("lm_head",)),
         Family("sdar_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family(
             "diffusion_gemma",

@@ -15,13 +15,15 @@ from tests.support.published import (
     NEMOTRON,
     SDAR,
     diffcoder_config,
+    dream_config,
     fast_dllm_config,
     gemma_config,
     llada2_config,
     nemotron_config,
+    openpangu_config,
     sdar_config,
 )
-from vllm_dllm.families import fast_dllm, sdar
+from vllm_dllm.families import dream_reasoner, fast_dllm, openpangu, sdar
 from vllm_dllm.families import nemotron_labs_diffusion as nemotron
 from vllm_dllm.families.config_fields import Fields
 from vllm_dllm.families.diffusion_gemma.family import ignored_fields
@@ -99,6 +101,18 @@ KNOWN = {
         [fast_dllm_config()],
         {"is_causal": False, "hidden_act": "gelu"} | DUAL,
     ),
+    "dream": Known(
+        dream_reasoner.DreamReasoner.fields,
+        [{name: value for name, value in dream_config().items() if value is not None}],
+        SDAR_REFUSED,
+    ),
+    "openpangu": Known(
+        openpangu.FIELDS,
+        [openpangu_config()],
+        {"is_causal": False, "hidden_act": "gelu", "qkv_bias": True, "sandwich_norm": True}
+        | {"n_routed_experts": 8, "param_sink_number": 128}
+        | {"layer_types": ["full_attention"] * 2},
+    ),
 }
 
 
@@ -121,7 +135,7 @@ def test_a_published_checkpoint_is_taken_without_a_word(name: str) -> None:
         assert fields.ignored(published, {}) == []
         stated = {field: value for field, value in published.items() if field != "model_type"}
         config = fields.config_class(**stated)
-        assert getattr(config, "canvas_length", 4) in (4, 32)
+        assert getattr(config, "canvas_length", None) in (None, 4, 32)
         if name.startswith("llada2"):
             assert list(contradictions(config)) == []
         for field, value in stated.items():

@@ -10,6 +10,7 @@ from tests.support.published import (
     NEMOTRON,
     SDAR,
     diffcoder_config,
+    dream_config,
     fast_dllm_config,
     gemma_tensors,
     is_matrix,
@@ -19,17 +20,22 @@ from tests.support.published import (
     nemotron_config,
     nemotron_tensors,
     one_by_one,
+    openpangu_config,
     sdar_config,
     sdar_tensors,
 )
+from vllm_dllm.families.dream_reasoner import DreamConfig
 from vllm_dllm.families.fast_dllm import FastDLLMConfig
 from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 from vllm_dllm.families.nemotron_labs_diffusion import NemotronLabsDiffusionConfig
+from vllm_dllm.families.openpangu import PanguEmbeddedConfig
 from vllm_dllm.families.sdar import SDARConfig, SDARMoeConfig
 from vllm_dllm.families.transformers_models import (
+    DreamForCausalLM,
     Fast_dLLM_QwenForCausalLM,
     NemotronLabsDiffusionModel,
+    OpenPanguDiffusionForCausalLM,
     SDARForCausalLM,
     SDARMoeForCausalLM,
     StableDiffcoderForCausalLM,
@@ -75,6 +81,20 @@ def test_the_loader_expects_qwen2s_tensors() -> None:
     tied = FastDLLMConfig(**stated | {"tie_word_embeddings": True})
     del wanted["lm_head.weight"]
     assert Fast_dLLM_QwenForCausalLM.tensor_shapes(tied) == wanted
+
+
+def test_the_loader_expects_the_tensors_of_two_more() -> None:
+    """Of Qwen3, whose heads are a share of the hidden size, and of Llama with four biases."""
+    stated = dream_config()
+    wanted = named_by_transformers("Qwen3", stated | {"head_dim": 128})
+    del stated["model_type"]
+    assert DreamForCausalLM.tensor_shapes(DreamConfig(**stated)) == wanted
+    stated = openpangu_config()
+    wanted = named_by_transformers("Llama", stated | {"attention_bias": True})
+    assert sum(name.endswith("_proj.bias") for name in wanted) == 4 * 34
+    del stated["model_type"]
+    config = PanguEmbeddedConfig(**stated | {"mask_token_id": 45830})
+    assert OpenPanguDiffusionForCausalLM.tensor_shapes(config) == wanted
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

@@ -30,6 +30,7 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "LowConfidenceDynamic": {"threshold": (0.0, 0.25, 0.5, 1.0)} | STEPS,
     "SubBlocks": {"threshold": (0.0, 0.25, 0.5, 1.0), "sub_block_length": (1, 3, 4, 8, 12, 40)},
     "EntropyBounded": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
+    "TokenEntropyBounded": {"entropy_bound": (0.0, 0.1, 0.4, 3.0)} | STEPS,
     "FrechetProfile": {"threshold": (0.25, 0.5, 0.75, 1.0)},
     "Hierarchical": {"threshold": (0.5, 0.9), "low": (0.0, 0.25, 0.6)},
     "EntropyBound": {"entropy_bound": (0.0, 0.125, 0.5, 3.0)},
@@ -62,7 +63,7 @@ def situations(draw: st.DrawFn, rule: Algorithm) -> tuple[Canvas, StepContext]:
     x = torch.randint(10, 14, (slots, L), generator=g)
     tokens = torch.where(masked, MASK, torch.randint(10, 14, (slots, L), generator=g))
     p = pick(PROBABILITIES, slots, L)
-    if rule.name == "Credit":
+    if rule.name in ("Credit", "TokenEntropyBounded"):  # -p ln p of 0.5 and 0.25 is the same
         p = torch.rand(slots, L, generator=g) * 0.98 + 0.01
     statistics = EntropyStatistics(x, p, pick(ENTROPIES, slots, L))
     state, asked = fresh_state(rule, slots, L), None

@@ -46,8 +46,9 @@ def packed(pattern: str) -> bytes:
 class Batch:
     """Requests in the first denoise step of their first canvas, and their readings."""
 
-    def __init__(self, masked: bool, finder: str = "cpu") -> None:
-        kind = CanvasKind(L, VOCABULARY, VOCABULARY - 1 if masked else None, aligned=masked)
+    def __init__(self, masked: bool, finder: str = "cpu", **more: bool) -> None:
+        mask = VOCABULARY - 1 if masked else None
+        kind = CanvasKind(L, VOCABULARY, mask, aligned=masked, **more)
         count, algorithm = len(REQUESTS), LowConfidence if masked else EntropyBound
         self.slots = SlotState(count, kind, torch.device("cpu"))
         self.parts = OptionalParts(self.slots, "raw_logprobs")
@@ -101,6 +102,26 @@ def test_the_kernels_find_what_a_cpu_finds(masked: bool) -> None:
     for one, two in zip(*found, strict=True):
         for name, tensor in vars(one).items():
             torch.testing.assert_close(tensor, getattr(two, name), rtol=1e-5, atol=1e-6)
+
+
+def test_a_confidence_in_what_tokens_are_drawn_from() -> None:
+    """Drawn freely or along a path, at the request's temperature and after its filters."""
+    batch = Batch(masked=True, filtered_confidence=True)
+    batch.parts.rows.enter(1, RowOptions(top_k=5, prompt_length=L))
+    plan = batch.plan()
+    found = batch.readings(plan).statistics
+    assert plan.constraint is not None
+    path, logits = plan.constraint.path, batch.logits.unflatten(0, (-1, L)).clone()
+    logits[..., VOCABULARY - 1] = -torch.inf
+    for slot, (temperature, pattern, _) in enumerate(REQUESTS[:4]):
+        scores = logits[slot] / (temperature or 1.0)
+        if slot == 1:
+            scores[scores < scores.topk(5).values[:, -1:]] = -torch.inf
+        own = scores.softmax(-1).gather(1, found.token[slot][:, None])[:, 0]
+        if temperature:
+            inside = path.inside[slot] if pattern else torch.ones(L, dtype=torch.bool)
+            assert inside.any()
+            torch.testing.assert_close(found.probability[slot][inside], own[inside])
 
 
 def test_paths_change_tokens_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ import torch
 
 from tests.support.sampler import sampler_of, step
 from vllm_dllm.decoding.joint_threshold import JointThreshold
-from vllm_dllm.decoding.thresholds import SubBlocks
+from vllm_dllm.decoding.sub_blocks import SubBlocks
 from vllm_dllm.engine import step as engine_step
-from vllm_dllm.engine.readout_masked import ShiftedReadout
+from vllm_dllm.engine.readout_shifted import ShiftedReadout
 from vllm_dllm.engine.sampler import DiffusionSampler
 from vllm_dllm.engine.slots import CanvasKind, Phase, SlotState
 from vllm_dllm.settings.resolution import ResolvedDecoding
@@ -20,9 +21,11 @@ L, VOCABULARY, MASK = 8, 40, 39
 KIND = CanvasKind(L, VOCABULARY, MASK, aligned=True, shifted=True)
 
 
-def canvases(prompts: list[int], temperature: float = 0.0, rule: Any = None) -> DiffusionSampler:
+def canvases(
+    prompts: list[int], temperature: float = 0.0, rule: Any = None, kind: CanvasKind = KIND
+) -> DiffusionSampler:
     """A sampler whose hidden states are logits; a slot for each length of a prompt."""
-    slots = SlotState(len(prompts), KIND, torch.device("cpu"))
+    slots = SlotState(len(prompts), kind, torch.device("cpu"))
     algorithm = rule or SubBlocks()
     choice = ResolvedDecoding(algorithm, algorithm.config(threshold=0.0), 9, 4)
     for slot, length in enumerate(prompts):
@@ -79,3 +82,33 @@ def test_a_rule_that_edits_keeps_the_boundary_token() -> None:
         assert slots.tokens[0].tolist() == [27, *range(2, 2 + L - 1)]
     assert slots.start[0] == 2 * L, "unchanged, so that the pass was a commit"
     assert slots.tokens[0, 0] == 2 + L - 1
+
+
+@pytest.mark.parametrize("few_logits", [0, engine_step.FEW_LOGITS], ids=["some rows", "all rows"])
+def test_the_last_token_of_a_prompt_predicts_the_next_one(
+    few_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where canvases begin after it: it alone stays of its pass, however wide the canvas is."""
+    monkeypatch.setattr(engine_step, "FEW_LOGITS", few_logits)
+    sampler = canvases([5, L, 1], kind=replace(KIND, aligned=False))
+    slots = sampler.slots
+    assert slots.start.tolist() == [4, L - 1, 0]
+    assert slots.tokens[:, 0].tolist() == [4, L - 1, 0]
+    assert slots.tail.tolist() == [1, 1, 1]
+    assert slots.phase.tolist() == [Phase.COMMIT] * 3
+    out = step(sampler, torch.cat([predicting(10), predicting(20), predicting(30)]), [0, 1, 2])
+    assert out.num_sampled.tolist() == [0, 0, 0]
+    assert out.num_rejected.tolist() == [L - 1] * 3
+    assert slots.start.tolist() == [5, L, 1]
+    assert slots.tokens.tolist() == [[first] + [MASK] * (L - 1) for first in (10, 20, 30)]
+    assert slots.masked.tolist() == [[False] + [True] * (L - 1)] * 3
+    assert not slots.fixed.any()
+    # Then as of any shifted model; the commit predicts the next first token.
+    out = step(sampler, torch.cat([predicting(10), predicting(20), predicting(30)]), [0, 1, 2])
+    assert slots.tokens[0].tolist() == [10, *range(10, 10 + L - 1)]
+    assert out.num_rejected.tolist() == [L] * 3
+    out = step(sampler, torch.cat([predicting(n) for n in (2, 12, 22)]), [0, 1, 2])
+    assert out.num_sampled.tolist() == [L] * 3
+    assert out.num_rejected.tolist() == [0] * 3
+    assert slots.tokens[:, 0].tolist() == [2 + L - 1, 12 + L - 1, 22 + L - 1]
+    assert slots.start.tolist() == [5 + L, 2 * L, 1 + L]

@@ -19,18 +19,22 @@ from vllm.transformers_utils.config import _maybe_register_hf_config
 
 from tests.support import (
     reference_diffcoder,
+    reference_dream,
     reference_fast_dllm,
     reference_llada22,
     reference_nemotron,
+    reference_openpangu,
     reference_sdar,
 )
 from vllm_dllm.decoding import EditTokens
+from vllm_dllm.families.dream_reasoner import DreamConfig
 from vllm_dllm.families.fast_dllm import FastDLLMConfig
 from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
 from vllm_dllm.families.nemotron_labs_diffusion import (
     MinistralDLMConfig,
     NemotronLabsDiffusionConfig,
 )
+from vllm_dllm.families.openpangu import PanguEmbeddedConfig
 from vllm_dllm.families.registry import family
 from vllm_dllm.families.sdar import SDARConfig, SDARMoeConfig, length_of_name
 from vllm_dllm.frontend.admission import validate_sampling_params
@@ -44,12 +48,15 @@ ROPE |= {"original_max_position_embeddings": 16384, "llama_4_scaling_beta": 0.1}
 OLDER = {"model_type": "ministral_dlm", "architectures": ["MinistralDiffEncoderModel"]}
 DIFFCODER_MASK, NEMOTRON_MASK = reference_diffcoder.MASK, reference_nemotron.MASK
 SDAR_MASK, FAST_MASK = reference_sdar.MASK, reference_fast_dllm.MASK
+PANGU_MASK = reference_openpangu.MASK
 # Checkpoints with blocks of 8, or 4 of Stable-DiffCoder's.
 MAKE: dict[str, Callable[[Path], Any]] = {
     "sdar": lambda path: reference_sdar.random_checkpoint(path, experts=False, block=8),
     "diffcoder": reference_diffcoder.random_checkpoint,
     "nemotron": lambda path: reference_nemotron.random_checkpoint(path, block=8),
     "fast-dllm": lambda path: reference_fast_dllm.random_checkpoint(path, block=8),
+    "dream": lambda path: reference_dream.random_checkpoint(path, block=8),
+    "openpangu": lambda path: reference_openpangu.random_checkpoint(path, block=8),
     "llada2.2": lambda path: reference_llada22.random_checkpoint22(path, 8),
 }
 
@@ -97,10 +104,13 @@ def dllm(**settings: Any) -> dict[str, Any]:
         (SDARMoeConfig, 4, "block_size"),
         (NemotronLabsDiffusionConfig, 32, "block_size"),
         (FastDLLMConfig, 32, "bd_size"),
+        (DreamConfig, None, "block_size"),
         (LLaDA2MoeConfig, 32, "block_length"),
     ],
 )
-def test_the_block_length_of_a_configuration(config_class: Any, usual: int, name: str) -> None:
+def test_the_block_length_of_a_configuration(
+    config_class: Any, usual: int | None, name: str
+) -> None:
     assert config_class().canvas_length == usual
     assert config_class(**{name: 8}).canvas_length == 8
     assert config_class(canvas_length=16).canvas_length == 16
@@ -201,6 +211,11 @@ LONGER = {"diffusion_config": {"canvas_length": 32}}
         ("nemotron", OLDER, {}, 8, NEMOTRON_MASK),
         ("fast-dllm", {}, {}, 8, FAST_MASK),
         ("fast-dllm", {}, {"hf_overrides": {"bd_size": 4, "mask_token_id": 7}}, 4, 7),
+        ("dream", {}, {}, 8, SDAR_MASK),
+        ("dream", {}, {"hf_overrides": {"block_size": 4, "mask_token_id": 7}}, 4, 7),
+        ("openpangu", {}, LONGER, 32, PANGU_MASK),
+        ("openpangu", {"mask_token_id": None}, {"hf_overrides": {"mask_token_id": 7}}, 8, 7),
+        ("openpangu", {"block_size": None}, {}, 32, PANGU_MASK),
         ("llada2.2", {}, {}, 8, 299),
     ],
     indirect=["model"],
@@ -242,6 +257,16 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("nemotron", {}, dllm(kernels="triton"), "dllm.kernels=triton"),
     ("fast-dllm", {}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
     ("fast-dllm", {}, dllm(fused_commit="on"), "fused_commit=on: impossible"),
+    *(
+        ("dream", stated, {}, "Dream-7B, Dream-Coder and DiffuCoder denoise the whole answer at")
+        for stated in ({"block_size": None}, {"block_size": None, "architectures": ["DreamModel"]})
+    ),
+    ("dream", {"attention_bias": True}, {}, "attention_bias=True asks for"),
+    ("openpangu", {"sandwich_norm": True}, {}, "sandwich_norm=True asks for"),
+    ("openpangu", {"mask_token_id": 300}, {}, "mask_token_id 300 is not a token id"),
+    ("openpangu", {}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
+    ("openpangu", {}, dllm(fused_commit="on"), "fused_commit=on: impossible"),
+    ("openpangu", {}, dllm(algorithm="LinearSpec"), "LinearSpec verifies its drafts"),
     *(
         ("llada2.2", stated, options, re.escape(words))
         for stated, options, words in (
@@ -319,6 +344,46 @@ def test_llama_stays_what_it_is(model: Path) -> None:
 
 
 @pytest.mark.engine
+@of_family("openpangu")
+def test_without_a_mask_openpangu_is_vllms_own(model: Path) -> None:
+    changed(model, mask_token_id=None)
+    config = started(model).model_config
+    assert config.architecture == "PanguEmbeddedForCausalLM"
+    assert not config.is_diffusion
+    own, _ = config.registry.resolve_model_cls([config.architecture], config)
+    assert own.__module__ == "vllm.model_executor.models.openpangu"
+
+
+def test_what_openpangus_file_may_leave_out() -> None:
+    """The authors' defaults; a mask that is taken back leaves no canvas."""
+    config = PanguEmbeddedConfig(architectures=["PanguEmbeddedForCausalLM"])
+    assert (config.bias, config.attention_bias, config.canvas_length) == (True, False, None)
+    assert config.rope_parameters["rope_theta"] == 1.6e7
+    config.update({"mask_token_id": 45830})
+    assert (config.attention_bias, config.canvas_length) == (True, 32)
+    assert config.architectures == ["OpenPanguDiffusionForCausalLM"]
+    assert not PanguEmbeddedConfig(bias=False, mask_token_id=7).attention_bias
+    assert DreamConfig(hidden_size=64, num_attention_heads=4, head_dim=None).head_dim == 16
+
+
+@pytest.mark.engine
+@of_family("dream")
+def test_the_rules_of_dreamreasoner(model: Path) -> None:
+    """Only its static rule fills a block in one step, unless the request says otherwise."""
+    served = started(model).model_config.dllm
+    assert served.choose().algorithm.name == "LowConfidenceDynamic"
+    assert served.choose().settings.values() == {"steps": 1 << 16, "threshold": 0.9}
+    for asked, steps in (({}, 1), ({"steps": 3}, 3)):
+        choice = served.choose({"algorithm": "LowConfidenceStatic", **asked})
+        assert choice.settings.values() == {"steps": steps}
+    bound = served.choose({"algorithm": "TokenEntropyBounded"}).settings.values()
+    assert bound["entropy_bound"] == 0.35
+    assert family("DreamForCausalLM").end_tokens == (151645, 151643)
+    assert served.end_tokens == [], "this vocabulary has neither"
+    assert pickle.loads(pickle.dumps(served)) == served, "it travels to the workers"
+
+
+@pytest.mark.engine
 @of_family("sdar")
 def test_recommended_sampling(model: Path) -> None:
     """Of ``generation_config.json``; a request that states nothing is greedy without it."""
@@ -333,11 +398,19 @@ def test_recommended_sampling(model: Path) -> None:
 
 
 @pytest.mark.engine
-@of_family("fast-dllm")
-def test_what_requests_of_fast_dllm_may_not_ask_for(model: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "sub_block_length", "more"),
+    [("fast-dllm", 8, set()), ("openpangu", 32, {"canvas_options"})],
+    indirect=["model"],
+)
+def test_what_requests_of_shifted_models_may_not_ask_for(
+    model: Path, sub_block_length: int, more: set[str]
+) -> None:
     served = started(model).model_config.dllm
-    assert served.choose().algorithm.name == "SubBlocks"
-    assert served.excludes == {"constraints", "logprobs", "traces", "row_options"}
+    choice = served.choose()
+    assert choice.algorithm.name == "SubBlocks"
+    assert choice.settings.values() == {"threshold": 1.0, "sub_block_length": sub_block_length}
+    assert served.excludes == {"constraints", "logprobs", "traces", "row_options"} | more
 
 
 # ---- The rules of single families

@@ -15,6 +15,7 @@ from tests.support import (
     reference_fast_dllm,
     reference_llada22,
     reference_nemotron,
+    reference_openpangu,
 )
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
@@ -112,6 +113,12 @@ def fast_dllm(path: Path) -> Family:
     if not path.exists():
         reference_fast_dllm.random_checkpoint(path, block=8)
     return Family("fast-dllm", path, 8, True, range(5, 290), OWN, {}, {}, (13, 32, 16, 64))
+
+
+def openpangu(path: Path) -> Family:
+    if not path.exists():
+        reference_openpangu.random_checkpoint(path, block=8)
+    return Family("openpangu", path, 8, False, range(5, 290), OWN, {}, QUICK)
 
 
 def llada22(path: Path) -> Family:

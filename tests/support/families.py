@@ -9,9 +9,11 @@ from typing import Any
 
 from tests.support import (
     reference_diffcoder,
+    reference_dream,
     reference_fast_dllm,
     reference_llada22,
     reference_nemotron,
+    reference_openpangu,
     reference_sdar,
 )
 from tests.support.engine import count_calls, engine, greedy
@@ -99,7 +101,7 @@ def _sdar(experts: bool) -> Family:
 
 _EDITS = reference_llada22.Rule(299, 290, 291, threshold=0.3, max_post_edit_steps=4)
 _NEMOTRON, _DIFFCODER = reference_nemotron.Rule, reference_diffcoder.Rule
-_FAST = reference_fast_dllm.Rule
+_FAST, _DREAM, _PANGU = reference_fast_dllm.Rule, reference_dream.Rule, reference_openpangu.Rule
 FAMILIES: dict[str, Family] = {
     "sdar": _sdar(experts=False),
     "sdar with experts": _sdar(experts=True),
@@ -140,6 +142,34 @@ FAMILIES: dict[str, Family] = {
         (reference_fast_dllm.MASK,),
         WAYS,
         _FAST(),
+    ),
+    "dream": Family(
+        "DreamForCausalLM",
+        reference_dream.random_checkpoint,
+        reference_dream.Reference,
+        (
+            *(_DREAM(), _DREAM("LowConfidenceStatic"), _DREAM("TokenEntropyBounded")),
+            *(_DREAM(threshold=0.2), _DREAM("LowConfidenceStatic", steps=3)),
+            *(_DREAM("TokenEntropyBounded", steps=3, entropy_bound=0.1), _DREAM("Sequential")),
+            *(_DREAM(threshold=0.5, steps=3), _DREAM("Sequential", steps=2)),
+            *(_DREAM("TokenEntropyBounded", entropy_bound=0.5), _DREAM(threshold=0.3, steps=40)),
+        ),
+        (reference_dream.MASK,),
+        WAYS | TWO_BLOCKS,
+        _DREAM(),
+    ),
+    "openpangu": Family(
+        "OpenPanguDiffusionForCausalLM",
+        reference_openpangu.random_checkpoint,
+        reference_openpangu.Reference,
+        (
+            *(_PANGU(), _PANGU(threshold=0.2), _PANGU(sub_block_length=4)),
+            *(_PANGU(threshold=0.3, sub_block_length=2), _PANGU(threshold=0.5)),
+            *(_PANGU(threshold=0.1, sub_block_length=8), _PANGU(sub_block_length=8)),
+        ),
+        (reference_openpangu.MASK,),
+        WAYS,
+        _PANGU(),
     ),
     "llada2.2": Family(
         "LLaDA22MoeModelLM",

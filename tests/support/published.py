@@ -3,6 +3,7 @@
 LLaDA2's are those of ../shared/oracle/README.md, written down here once more. The names of the
 others come from transformers' own classes, with the sizes of published models: SDAR's from Qwen3,
 Stable-DiffCoder's from Llama, Fast-dLLM v2's from Qwen2, and Nemotron's from Ministral 3.
+DreamReasoner's and openPangu-R's configurations have not been seen; these are what is known.
 """
 
 from __future__ import annotations
@@ -224,6 +225,28 @@ def fast_dllm_config() -> dict[str, Any]:
         "num_hidden_layers": 28, "num_key_value_heads": 4, "pad_token_id": 151645,
         "rope_theta": 1000000.0, "sliding_window": None, "use_sliding_window": False,
         "vocab_size": 152064,
+    }  # fmt: skip
+
+
+def dream_config() -> dict[str, Any]:
+    """``config.json`` of DreamReasoner-8B: Qwen3-8B, with blocks."""
+    config = sdar_config("sdar-1.7b-chat") | {
+        "architectures": ["DreamForCausalLM"], "model_type": "Dream", "block_size": 32,
+        "mask_token_id": 151669, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "head_dim": None,
+    }  # fmt: skip
+    return config
+
+
+def openpangu_config() -> dict[str, Any]:
+    """``config.json`` of openPangu-Embedded-7B, which is openPangu-R's, too."""
+    return COMMON | {
+        "architectures": ["PanguEmbeddedForCausalLM"], "model_type": "PanguEmbedded",
+        "auto_map": {"AutoModelForCausalLM": "modeling_openpangu_dense.PanguEmbeddedForCausalLM"},
+        "bias": True, "bos_token_id": 1, "eos_token_id": 45892, "pad_token_id": 0,
+        "hidden_size": 4096, "intermediate_size": 12800, "max_position_embeddings": 32768,
+        "num_attention_heads": 32, "num_hidden_layers": 34, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5, "rope_theta": 16000000.0, "vocab_size": 153376,
     }  # fmt: skip
 
 

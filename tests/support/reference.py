@@ -28,6 +28,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "Leftmost": ("steps",),
     "Sequential": ("steps",),
     "EntropyBounded": ("entropy_bound",),
+    "TokenEntropyBounded": ("entropy_bound", "steps"),
 }
 
 
@@ -128,10 +129,10 @@ class Reference:
         """Fill canvas after canvas behind the prompt; the context ends at `room` tokens."""
         known, answer = list(prompt), Answer()
         while True:
-            if self.shifted and len(known) % self.block == 0:
-                answer.boundaries.append(len(known) - len(prompt))
+            begin = len(known) - (len(known) % self.block if self.aligned else 0)
+            if self.shifted and begin == len(known):
+                answer.boundaries.append(begin - len(prompt))
                 known.append(self._boundary(known, answer))
-            begin = len(known) - len(known) % self.block if self.aligned else len(known)
             left = min(max_tokens, room - len(prompt)) - len(answer.tokens)
             canvas = self.filled(known[:begin], known[begin:], rule, left, stop, room, answer)
             known[begin:] = canvas
@@ -238,6 +239,10 @@ def decided(
         return _sure(rule, order, p)
     if rule.name == "EntropyBounded":
         return _within_bound(rule.entropy_bound, open_, h)
+    if rule.name == "TokenEntropyBounded":
+        if step >= steps - 1:
+            return list(open_), 1.0
+        return _within_bound(rule.entropy_bound, open_, [-c * math.log(max(c, 1e-12)) for c in p])
     if rule.name in ("LowConfidenceEven", "Leftmost"):
         left = len(open_) if rule.steps is None else max(1, steps - step)
         quota = math.ceil(len(open_) / left)

@@ -17,8 +17,9 @@ from vllm_dllm.decoding.base import (
     Update,
     reveal,
 )
+from vllm_dllm.decoding.quota import progress
 from vllm_dllm.ops.statistics.rows import EntropyStatistics, SampledStatistics
-from vllm_dllm.ranges import AlgorithmConfig, SettingsError, setting
+from vllm_dllm.ranges import MAX_STEPS, AlgorithmConfig, SettingsError, setting
 
 
 @dataclass(frozen=True)
@@ -191,3 +192,34 @@ class EntropyBounded(MaskedEntropyBound):
         few = rising.cumsum(1) < bound[:, None]
         few[:, 0] = True
         return torch.zeros_like(few).scatter_(1, order, few)
+
+
+@dataclass(frozen=True)
+class TokenEntropyBoundedConfig(EntropyBoundedConfig):
+    """Settings of `TokenEntropyBounded`; the bound is that of DreamReasoner's code."""
+
+    # A value of L or more leaves the last step nothing but what the rule decides.
+    steps: int = setting(MAX_STEPS, "steps after which a block is finished", least=1, whole=True)
+
+
+class TokenEntropyBounded(EntropyBounded):
+    """`EntropyBounded` with the share of the decided token in a row's entropy, ``-p ln p``.
+
+    With p the token's probability, at least 1e-12. The share is 0 for p = 1 and small again for a
+    small p, so that p = 0.01 comes before p = 0.9. The last of the steps decides all that is left.
+
+    Source: ``entropy_bounded`` of DreamReasoner's ``generation_utils.py`` (Dream-org).
+    """
+
+    name: str = "TokenEntropyBounded"
+    config: type[AlgorithmConfig] = TokenEntropyBoundedConfig
+    reads_entropy: bool = False
+    own_confidence: bool = True
+
+    def step(self, canvas: Canvas, context: StepContext) -> Update:
+        """See `Algorithm.step`."""
+        p = context.statistics.probability.clamp_min(1e-12)
+        entropy = torch.where(canvas.masked, -p * p.log(), torch.inf)
+        steps, done = progress(context)
+        accept = self.accepted(entropy, context.parameters["entropy_bound"])
+        return reveal(canvas, context, accept | (done + 1 >= steps)[:, None])

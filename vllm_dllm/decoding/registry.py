@@ -31,7 +31,8 @@ _REGISTRY: dict[tuple[Corruption, str], Algorithm | str] = {
     ("mask", "LowConfidenceEven"): "quota:LowConfidenceEven",
     ("mask", "LowConfidenceStatic"): "quota:LowConfidenceStatic",
     ("mask", "Sequential"): "quota:Sequential",
-    ("mask", "SubBlocks"): "thresholds:SubBlocks",
+    ("mask", "SubBlocks"): "sub_blocks:SubBlocks",
+    ("mask", "TokenEntropyBounded"): "entropy_bound:TokenEntropyBounded",
     ("uniform", "EntropyBound"): "entropy_bound:EntropyBound",
 }
 

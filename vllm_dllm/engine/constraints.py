@@ -247,7 +247,8 @@ class ConstrainedStep:
         """Replace a masked model's tokens and their confidences with those of paths, in place.
 
         A most probable path's token has its probability; a drawn one's comes from `with_drawn`,
-        with `StepPlan.own_confidence`. Positions after the end of the text have confidence 1.
+        with `StepPlan.own_confidence` or `FreeTokens.share`. Positions after the end of the text
+        have confidence 1.
         """
         where = self.constraints.known(plan.on_host)
         if not len(where):
@@ -279,7 +280,9 @@ class ConstrainedStep:
         sure = path.probability(greedy.probability)
         if draws:
             own = None if own is None else own[:, None]
-            sampled = with_drawn(greedy, path.margin.exp(), path.inside, path.token, own)
+            share = free.share if self.constraints.slots.kind.filtered_confidence else None
+            weight = path.margin.exp()
+            sampled = with_drawn(greedy, weight, path.inside, path.token, own, share)
             of_drawn = torch.where(path.inside, sampled.probability, 1.0)
             sure = torch.where(followed.draws, of_drawn, sure)
         changed = replace(

@@ -126,6 +126,13 @@ class StepPlan:
         """See `Batch`."""
         return self.batch.on_host
 
+    def moves(self, now: SlotStatus) -> torch.Tensor | int:
+        """How many positions of each canvas stay when it leaves: all, or a prompt's last token."""
+        kind = self.state.kind
+        if kind.aligned or not kind.shifted:
+            return self.width
+        return torch.where(now.tail > 0, now.tail, self.width)
+
     @property
     def draws(self) -> bool:
         """Whether any request of the batch draws."""

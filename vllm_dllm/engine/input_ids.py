@@ -19,11 +19,14 @@ def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
     drafts = input_batch.num_draft_tokens_per_req
     if not input_batch.num_draft_tokens:
         return
-    slots = input_batch.idx_mapping[: len(drafts)]
+    slots, ids = input_batch.idx_mapping[: len(drafts)], input_batch.input_ids
     if not drafts.all():
         slots = slots[to_device(np.flatnonzero(drafts), slots.device)]
-    ids = input_batch.input_ids
-    ids[input_batch.logits_indices] = canvases[slots].flatten().to(ids.dtype)
+    tokens = canvases[slots].flatten()
+    if len(tokens) > input_batch.num_draft_tokens:  # the context cuts some of them
+        place = np.arange(canvases.shape[1]) < drafts[drafts > 0, None]
+        tokens = tokens[to_device(np.flatnonzero(place), tokens.device)]
+    ids[input_batch.logits_indices] = tokens.to(ids.dtype)
 
 
 def read_again(input_batch: Any, history: torch.Tensor) -> None:

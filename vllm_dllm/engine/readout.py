@@ -36,9 +36,13 @@ def make_readout(
         ranks = vllm_config.parallel_config.tensor_parallel_size
         triton = triton_works(model, masked, slots.device, ranks)
     if masked:
-        from vllm_dllm.engine.readout_masked import MaskedReadout, ShiftedReadout
+        from vllm_dllm.engine.readout_masked import MaskedReadout
 
-        readout = ShiftedReadout if slots.kind.shifted else MaskedReadout
+        readout = MaskedReadout
+        if slots.kind.shifted:
+            from vllm_dllm.engine.readout_shifted import ShiftedReadout
+
+            readout = ShiftedReadout
         fused = model.tiled_head() if triton else None
         return readout(model.head, slots, parts, compile, fused)
     if triton:

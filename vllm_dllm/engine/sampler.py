@@ -345,7 +345,7 @@ class DiffusionSampler:
         source = (self.slots.position + tail[:, None]).clamp_max(length - 1)  # [n, L]
         ends = self.slots.failure[plan.slots].clamp_min(int(Failure.UNSOUND))
         if self.parts.window is None:
-            rejected = plan.width * ~(outcome.advances & sound)
+            rejected = plan.width - plan.moves(now) * (outcome.advances & sound)
         else:
             rejected = self.parts.window.move(plan.slots, outcome.leaves, tokens)
         return SamplerOutput(

@@ -51,10 +51,11 @@ class CanvasKind:
     # first canvas begins directly after the prompt.
     aligned: bool
     edit_tokens: EditTokens | None = None  # with which the model changes the layout of a canvas
-    # `shifted` and `blocks` need masks, and aligned blocks.
+    # `shifted` and `blocks` need masks, and `blocks` aligned ones.
     shifted: bool = False  # position i is read at row i - 1, see `Family.shifted`
     blocks: int = 1  # how many blocks a canvas holds, see `decoding.blocks`
     opens_at: float | None = None  # see `DllmSettings.blocks_open_at`
+    filtered_confidence: bool = False  # see `Family.filtered_confidence`
 
     @property
     def block_length(self) -> int:
@@ -316,14 +317,15 @@ class SlotState(NamedColumns):
         """Set up ``slot`` for a new request: lay out its first canvas after the prompt.
 
         Where canvases are not aligned, the first one begins with the last `reread` prompt tokens.
-        If positions are read at the row before, a prompt without a tail has its last block
-        committed once more: the last row of that pass predicts the answer's first token.
+        If positions are read at the row before, the end of a prompt without a tail is committed
+        once more, its last block or, where canvases are not aligned, its last token: the last of
+        its rows in that pass predicts the answer's first token.
         `configure` follows, and sets what this leaves at 0.
         """
         tail = len(prompt) % self.kind.block_length if self.kind.aligned else reread
         again = self.kind.shifted and not tail
         if again:
-            tail = self.length
+            tail = self.length if self.kind.aligned else 1
         start = len(prompt) - tail
         canvas = self._fresh_on_host(seed, start)
         canvas[:tail] = prompt[start:]
@@ -338,7 +340,7 @@ class SlotState(NamedColumns):
             tokens=canvas,
         )
         is_tail = np.arange(self.length) < tail
-        masked = ~is_tail & (self.kind.mask_token is not None)
+        masked = ~is_tail & (self.kind.mask_token is not None and not again)
         copy_into(self.integers[slot], integers)
         copy_into(self.flags[slot], self._flags.on_host(np.bool_, masked=masked, fixed=is_tail))
         self.spoiled[slot].fill_(False)
@@ -445,18 +447,18 @@ class SlotState(NamedColumns):
         now: SlotStatus,
         after: Canvas,
         leaves: torch.Tensor,
-        width: torch.Tensor | int,
+        moves: torch.Tensor | int,
         fresh: torch.Tensor | None = None,
         **progress: torch.Tensor,
     ) -> torch.Tensor:
         """Store what a step has updated, and return the tokens to read next, int64 ``[n, L]``.
 
         `now` are the rows of the slots before the step, and `after` the updated canvases. Where
-        `leaves` (bool ``[n]``) is true, a new canvas begins `width` positions (see `StepPlan`)
-        after the old one, with the tokens in `fresh` (int64 ``[n, L]``) if they are known already.
+        `leaves` (bool ``[n]``) is true, a new canvas begins after what `moves` (see
+        `StepPlan.moves`), with the tokens in `fresh` (int64 ``[n, L]``) if they are known already.
         `progress` has the values of the other columns in `CHANGING`.
         """
-        replaced, start = leaves[:, None], now.start + leaves * width
+        replaced, start = leaves[:, None], now.start + leaves * moves
         if fresh is None:
             fresh = self._fresh(now.seed, start, self.position)
         tokens = torch.where(replaced, fresh, after.tokens)

@@ -270,7 +270,7 @@ class CanvasUpdate:
             now,
             outcome.canvas,
             leaves,
-            plan.width,
+            plan.moves(now),
             fresh,
             phase=torch.where(commits_next, int(Phase.COMMIT), int(Phase.DENOISE)),
             remaining=now.remaining + now.tail - outcome.out,

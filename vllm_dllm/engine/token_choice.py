@@ -186,8 +186,11 @@ class MaskedPipeline:
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
             drawn = self.draw(kept, flat)
-            weight = drawn_weight(greedy, tempered, drawn)
-            chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight)
+            weight, share = drawn_weight(greedy, tempered, drawn), None
+            if self.slots.kind.filtered_confidence:
+                largest = kept.gather(1, greedy.token[:, None])[:, 0]
+                share = (largest - kept.logsumexp(-1)).exp()
+            chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight, share)
         return MaskedRows(chosen, greedy, logits, logprob, tempered, kept, keys)
 
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
@@ -208,12 +211,16 @@ class MaskedPipeline:
         draws: torch.Tensor,
         drawn: torch.Tensor,
         weight: torch.Tensor,
+        share: torch.Tensor | None = None,
     ) -> tuple[RowStatistics, torch.Tensor | None]:
-        """The statistics with drawn tokens, and `Readings.logprob`; tensors are ``[rows]``."""
+        """The statistics with drawn tokens, and `Readings.logprob`; tensors are ``[rows]``.
+
+        For `share` see `with_drawn`.
+        """
         own = plan.own_confidence
         if own is not None:
             own = self._per_row(own, plan)
-        chosen = with_drawn(greedy, weight, draws, drawn, own)
+        chosen = with_drawn(greedy, weight, draws, drawn, own, share)
         logprob = drawn_logprob(greedy, weight, temperature) if plan.needs_logprob else None
         return chosen, logprob
 

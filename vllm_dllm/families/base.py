@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
@@ -33,7 +34,12 @@ class Family(ABC):
             causal.
         shifted: position i is read at row i - 1, as causal models are. A canvas then begins with a
             decided token: a prompt token, or the likeliest one after the last row of the commit
-            before. Needs masks and `aligned`.
+            before. Needs masks.
+        filtered_confidence: a drawn token's confidence is its probability after temperature, top-k
+            and top-p, whatever `Algorithm.own_confidence` says. Needs masks.
+        usual: settings for which the model's authors have other defaults than the algorithm, by its
+            name.
+        end_tokens: ids that end every answer, also where the checkpoint does not say so.
         self_conditioned: every running request keeps the last prediction of its canvas, so the
             default of ``max_num_seqs`` is lower.
         verifies: row i of a causal commit predicts the token at position i + 1, so that an
@@ -50,6 +56,9 @@ class Family(ABC):
     algorithm: ClassVar[str]
     aligned: ClassVar[bool]
     shifted: ClassVar[bool] = False
+    filtered_confidence: ClassVar[bool] = False
+    usual: ClassVar[Mapping[str, Mapping[str, float]]] = MappingProxyType({})
+    end_tokens: ClassVar[tuple[int, ...]] = ()
     self_conditioned: ClassVar[bool] = False
     verifies: ClassVar[bool] = False
     several_blocks: ClassVar[bool] = False

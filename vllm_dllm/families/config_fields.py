@@ -42,10 +42,10 @@ class MaskedFields:
 
     Attributes:
         canvas_length: the block length, under the name by which vLLM recognises a diffusion model.
-        usual_length: the block length of files that state none.
+        usual_length: the block length of files that state none; None if they are not served.
     """
 
-    usual_length: ClassVar[int] = DEFAULT_BLOCK_LENGTH
+    usual_length: ClassVar[int | None] = DEFAULT_BLOCK_LENGTH
 
     mask_token_id: int | None = None
     block_length: int | None = None

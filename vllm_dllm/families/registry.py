@@ -33,6 +33,8 @@ OURS = {
     "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion", _SHARED),
     "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder", _SHARED),
     "Fast_dLLM_QwenForCausalLM": ("fast_dllm", "FastDLLM", _SHARED),
+    "DreamForCausalLM": ("dream_reasoner", "DreamReasoner", _SHARED),
+    "OpenPanguDiffusionForCausalLM": ("openpangu", "OpenPangu", _SHARED),
 }
 # The configuration classes that transformers lacks, by ``model_type``.
 CONFIGS = {
@@ -43,6 +45,8 @@ CONFIGS = {
     "ministral_dlm": ("nemotron_labs_diffusion", "MinistralDLMConfig"),
     "nemotron_labs_diffusion_vlm": ("nemotron_labs_diffusion", "NemotronLabsDiffusionVLMConfig"),
     "Fast_dLLM_Qwen": ("fast_dllm", "FastDLLMConfig"),
+    "Dream": ("dream_reasoner", "DreamConfig"),
+    "PanguEmbedded": ("openpangu", "PanguEmbeddedConfig"),
 }
 
 

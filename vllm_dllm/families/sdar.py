@@ -20,7 +20,7 @@ class SDARConfig(MaskedFields, Qwen3Config):
     """``model_type: sdar``."""
 
     model_type = "sdar"
-    usual_length: ClassVar[int] = 4
+    usual_length: ClassVar[int | None] = 4
 
 
 @strict
@@ -28,7 +28,7 @@ class SDARMoeConfig(MaskedFields, Qwen3MoeConfig):
     """``model_type: sdar_moe``."""
 
     model_type = "sdar_moe"
-    usual_length: ClassVar[int] = 4
+    usual_length: ClassVar[int | None] = 4
     # Qwen3-MoE's class reads it without declaring it.
     head_dim: int | None = None
 

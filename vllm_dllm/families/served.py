@@ -68,6 +68,8 @@ def configure_engine(vllm_config: VllmConfig, family: Family, layers: Sequence[L
         excludes=family.excludes,
         verifies=family.verifies,
         edit_tokens=family.edit_tokens(vllm_config),
+        usual=dict(family.usual),  # a plain one, which can be pickled
+        end_tokens=[end for end in family.end_tokens if end < model.get_vocab_size()],
     )
     check_settings(family, served, layers, model.max_model_len)
     choice = served.choose()

@@ -81,6 +81,20 @@ class Fast_dLLM_QwenForCausalLM(TransformersTensors, Qwen2ForCausalLM):  # noqa:
     authors: ClassVar[str] = "Qwen2ForCausalLM"
 
 
+class DreamForCausalLM(TransformersTensors, Qwen3ForCausalLM):
+    """DreamReasoner-8B."""
+
+    released_as: ClassVar[str] = "DreamReasoner"
+    authors: ClassVar[str] = "Qwen3ForCausalLM"
+
+
+class OpenPanguDiffusionForCausalLM(TransformersTensors, LlamaForCausalLM):
+    """openPangu-R-7B-Diffusion."""
+
+    released_as: ClassVar[str] = "openPangu-R"
+    authors: ClassVar[str] = "LlamaForCausalLM"
+
+
 # Nemotron's prefixes of names, and vLLM's.
 RENAMED = WeightsMapper(orig_to_new_prefix={"encoder.": "model.", "diffusion_head.": "lm_head."})
 

@@ -97,6 +97,8 @@ class FrontEnd:
         if isinstance(params, AdmittedParams):  # `admit` has prepared them
             return params, params.extra_args[RESOLVED]
         prepared, http = AdmittedParams.of(params), current.get()
+        if self.served.end_tokens:
+            prepared.update_from_generation_config({"eos_token_id": list(self.served.end_tokens)})
         if http is not None and http.path.endswith("/generative_scoring"):
             # A causal model scores labels given the prompt alone, whatever the temperature. That is
             # the first pass, before anything beside them is decided.

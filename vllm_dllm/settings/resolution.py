@@ -131,6 +131,8 @@ class Served:
     excludes: frozenset[Beside] = frozenset()
     verifies: bool = False
     edit_tokens: EditTokens | None = None
+    usual: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    end_tokens: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if MAX_STEPS_FIELD in self.checkpoint:
@@ -188,7 +190,8 @@ class Served:
         blocks = self._open_blocks(algorithm, chooser, asked)
         by_default = chooser == SERVER and self.settings.algorithm is None
         # The preset of a family's own algorithm is what the checkpoint may change.
-        ranges, values = algorithm.config.ranges(), dict(preset) if by_default else {}
+        ranges, values = algorithm.config.ranges(), dict(self.usual.get(algorithm.name, {}))
+        values |= preset if by_default else {}
         sources = dict.fromkeys(ranges, DEFAULT)
         layers = [(self._source(name), {name: value}) for name, value in self.checkpoint.items()]
         own, load = self.settings.parameters, self.settings.threshold_under_load

@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import reference_diffcoder, reference_fast_dllm
+from tests.support import (
+    reference_diffcoder,
+    reference_dream,
+    reference_fast_dllm,
+    reference_openpangu,
+)
 from tests.support.child import in_child
 from tests.support.engine import engine, greedy, settings
 from tests.support.families import (
@@ -30,6 +35,7 @@ from tests.support.families import (
 )
 from tests.support.reference import MARGIN, Answer, Rule
 from tests.support.reference_llada2 import Reference, random_checkpoint
+from vllm_dllm.families.dream_reasoner import DreamReasoner
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -39,6 +45,8 @@ QUICK: dict[tuple[str, int], tuple[str, ...]] = {
     ("diffcoder", 4): ("a step ahead",),
     ("nemotron", 8): ("plain", "preempted, a step ahead"),
     ("fast-dllm", 32): ("plain", "preempted, a step ahead"),
+    ("dream", 8): ("plain", "two blocks, preempted"),
+    ("openpangu", 8): ("plain", "preempted, a step ahead"),
     ("llada2.2", 8): ("plain", "two blocks, preempted"),
 }
 BLOCKS = {
@@ -47,6 +55,8 @@ BLOCKS = {
     "diffcoder": (4, 8),
     "nemotron": (5, 8, 32),
     "fast-dllm": (4, 8, 32),
+    "dream": (16, 32),
+    "openpangu": (5, 8, 32),
     "llada2.2": (8, 32),
 }
 
@@ -117,11 +127,18 @@ SPREAD: dict[str, Any] = {
 # Partial sums over ranks, stages that see no logits, and their windows.
 RANKED = [
     (family, block, axis)
-    for family, block in (("sdar", 4), ("sdar with experts", 8), ("diffcoder", 4), ("llada2.2", 8))
+    for family, block in (
+        ("sdar", 4),
+        ("sdar with experts", 8),
+        ("diffcoder", 4),
+        ("dream", 8),
+        ("llada2.2", 8),
+    )
     for axis in ("tensor", "pipeline")
 ] + [
     *((name, block, "tensor") for name, block in (("nemotron", 5), ("nemotron", 8))),
     *(("fast-dllm", block, "tensor") for block in (32, 4)),
+    *(("openpangu", block, "tensor") for block in (5, 8)),
     *(("sdar with experts", block, "spread") for block in (4, 8)),
 ]
 
@@ -177,11 +194,14 @@ def by_ranks(model: str, asked: list[Any], ways: list[dict[str, Any]]) -> Iterat
         }
 
 
-def test_drawn_answers_of_shifted_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "module", [reference_fast_dllm, reference_openpangu], ids=["aligned", "anchored"]
+)
+def test_drawn_answers_of_shifted_models(tmp_path: Path, module: Any) -> None:
     """Whatever the temperature, they are the same alone and beside others."""
     from vllm import SamplingParams
 
-    model = reference_fast_dllm.random_checkpoint(tmp_path, block=8)
+    model = module.random_checkpoint(tmp_path, block=8)
     params = [
         SamplingParams(max_tokens=26, ignore_eos=True, seed=n, temperature=t, top_p=p, top_k=k)
         for n, (t, p, k) in enumerate([(1.2, 1.0, 0), (1.2, 0.9, 0), (0.8, 1.0, 20), (0.0, 1.0, 0)])
@@ -194,6 +214,58 @@ def test_drawn_answers_of_shifted_models(tmp_path: Path) -> None:
         ]
         plain = running.generate(prompts, [greedy(26, ignore_eos=True)] * 4)
     assert [a == b for a, b in zip(together, plain, strict=True)] == [False, False, False, True]
+
+
+def test_draws_that_filters_leave_no_choice_are_certain(tmp_path: Path) -> None:
+    """In openPangu-R a sub-block is then decided in one step, but for the block's first token."""
+    model = reference_openpangu.random_checkpoint(tmp_path, block=8)
+    reference, rule = reference_openpangu.Reference(model), reference_openpangu.Rule
+    asked = [prompt(n, 11 + 9 * n) for n in range(4)]
+    at_once = [
+        reference.generate(one, 20, rule(threshold=0.0, sub_block_length=4)) for one in asked
+    ]
+    params = greedy(20, ignore_eos=True, diffusion_threshold=0.9, diffusion_sub_block_length=4)
+    params.temperature, params.top_k, params.seed = 1.0, 1, 5
+    with engine(model, 8, diffusion_config=None, max_model_len=CONTEXT) as running:
+        found = running.generate(asked, [params] * 4)
+    assert [tokens for tokens, _ in found] == [answer.tokens for answer in at_once]
+    assert min(answer.margin for answer in at_once) > MARGIN
+
+
+def test_ends_that_the_checkpoint_does_not_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DreamReasoner's, of which those outside of a vocabulary do not matter."""
+    model = reference_dream.random_checkpoint(tmp_path, block=8)
+    given = prompt(1, 13)
+    answer = reference_dream.Reference(model).generate(given, 20, reference_dream.Rule()).tokens
+    end = answer[9]
+    monkeypatch.setattr(DreamReasoner, "end_tokens", (151645, end))
+    params = [greedy(20), greedy(20, ignore_eos=True), greedy(20, min_tokens=answer.index(end) + 2)]
+    with engine(model, 8, diffusion_config=None, max_model_len=CONTEXT) as running:
+        short, whole, longer = running.generate([given] * 3, params)
+    assert short == (answer[: answer.index(end) + 1], "stop")
+    assert whole == (answer, "length")
+    assert len(longer[0]) > len(short[0])
+
+
+def test_openpangu_without_a_mask_is_autoregressive(tmp_path: Path) -> None:
+    """By vLLM's own class, with the tokens of a causal pass after the other."""
+    model = reference_openpangu.random_checkpoint(tmp_path, block=8, mask=None)
+    reference, asked = (
+        reference_openpangu.Reference(model),
+        [prompt(n, 5 + 9 * n) for n in range(4)],
+    )
+    wanted = []
+    for one in asked:
+        known = list(one)
+        for _ in range(12):
+            known.append(int(reference.logits(known)[-1].argmax()))
+        wanted.append(known[len(one) :])
+    with engine(model, 0, diffusion_config=None, max_model_len=CONTEXT) as running:
+        found = running.generate(asked, [greedy(12, ignore_eos=True)] * 4)
+        assert type(running.runner.model).__module__ == "vllm.model_executor.models.openpangu"
+    assert [tokens for tokens, _ in found] == wanted
 
 
 # ---- Shapes of LLaDA2 that the golden vectors do not have

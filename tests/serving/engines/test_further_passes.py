@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import reference_fast_dllm, reference_nemotron
+from tests.support import reference_fast_dllm, reference_nemotron, reference_openpangu
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.families import CONTEXT, dllm, prompt
@@ -67,7 +67,9 @@ def test_any_number_of_passes(family: str, ahead: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [reference_nemotron, reference_fast_dllm], ids=["verifying", "shifted"]
+    "module",
+    [reference_nemotron, reference_fast_dllm, reference_openpangu],
+    ids=["verifying", "shifted", "both"],
 )
 @pytest.mark.usefixtures("at_random")
 def test_anchored_and_shifted_families(module: Any, tmp_path: Path) -> None:

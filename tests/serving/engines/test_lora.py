@@ -15,7 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
-from tests.support import reference_diffcoder, reference_gemma, reference_llada2, reference_sdar
+from tests.support import (
+    reference_diffcoder,
+    reference_dream,
+    reference_gemma,
+    reference_llada2,
+    reference_openpangu,
+    reference_sdar,
+)
 from tests.support.adapters import RANK, adapter, merged, write
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
@@ -143,6 +150,18 @@ MODELS |= {
         by(reference_diffcoder.Reference, reference_diffcoder.Rule()),
         DENSE.params,
         {},
+        {"diffusion_config": None},
+    ),
+    "dream": replace(
+        DENSE,
+        make=lambda path: reference_dream.random_checkpoint(path, 8),
+        answers=by(reference_dream.Reference, reference_dream.Rule()),
+    ),
+    "openpangu": Model(
+        lambda path: reference_openpangu.random_checkpoint(path, 8),
+        by(reference_openpangu.Reference, reference_openpangu.Rule()),
+        DENSE.params,
+        ABSENT,
         {"diffusion_config": None},
     ),
 }

@@ -32,8 +32,10 @@ from tests.support.quantized import (
     input_scales,
     quantized,
 )
+from tests.support.reference_dream import random_checkpoint as random_dream
 from tests.support.reference_fast_dllm import random_checkpoint as random_fast_dllm
 from tests.support.reference_nemotron import random_checkpoint as random_nemotron
+from tests.support.reference_openpangu import random_checkpoint as random_openpangu
 from tests.support.reference_sdar import random_checkpoint as random_sdar
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -408,6 +410,8 @@ OTHERS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "sdar-moe": (partial(random_sdar, experts=True, block=4), (*FLOATING, "w8a16")),
     "nemotron": (partial(random_nemotron, block=4), (*FLOATING, *INTEGERS)),
     "fast-dllm": (partial(random_fast_dllm, block=8), (*FLOATING, *INTEGERS)),
+    "dream": (partial(random_dream, block=8), (*FLOATING, *INTEGERS)),
+    "openpangu": (partial(random_openpangu, block=8), (*FLOATING, *INTEGERS)),
 }
 WEIGHTS = [
     (f, case) for f in ("gemma", "llada2") for case in ("w8a16", "w4a16", "w4a16-asymmetric")

@@ -34,7 +34,7 @@ CANVAS_PHASES = {
     # are fused it has not: the canvas has left, and its keys and values are still to be written.
     "commit-in-flight": (1, Phase.DENOISE, 0),
     "second-canvas": (1, Phase.DENOISE, 3),
-    # Of a shifted model: the last block of a prompt is read again for its boundary token.
+    # Of a shifted model: the end of a prompt is read again for its boundary token.
     "prompt-again": (-1, Phase.COMMIT, None),
 }
 
@@ -136,9 +136,11 @@ class World:
 
     def _is_in(self, driver: Driver, n: int, kind: Phase, step: int | None) -> bool:
         found = driver.canvas("victim")
+        # Of a prompt that canvases follow wherever it ends, only the last token is read again.
+        back = 1 if n < 0 and not self.family.aligned else -n * self.family.length
         return (
             found is not None
-            and found[:2] == (kind, self._base + n * self.family.length)
+            and found[:2] == (kind, self._base - back)
             and step in (None, found[2])
             and driver.request("victim").num_computed_tokens >= self._base
         )
@@ -340,6 +342,7 @@ WAYS: dict[str, Way] = {
     "fast-dllm-streams": Way(
         drive.fast_dllm, AHEAD, SHIFTED, (), asked={"diffusion_stream_prefix": True}
     ),
+    "openpangu-async": Way(drive.openpangu, AHEAD, SHIFTED, ()),
     # The state of an edited canvas is not inherited.
     "llada2.2-async": Way(
         drive.llada22, AHEAD, ("mid-prefill", "denoise-2", "converged", "second-canvas"), FEW_LAST

@@ -33,9 +33,11 @@ MODULES = {
 
 
 def decoding(model: str) -> tuple[Corruption, str]:
-    """What fills fresh canvases of a tiny checkpoint, and its authors' algorithm."""
+    """What fills fresh canvases of a model, and its authors' algorithm."""
     if "diffusiongemma" in model:
         return "uniform", "EntropyBound"
+    if "openPangu" in model:
+        return "mask", "SubBlocks"
     return "mask", "LowConfidenceDynamic" if "sdar" in model else "LowConfidence"
 
 

@@ -188,6 +188,7 @@ def with_drawn(
     sampled: torch.Tensor,
     drawn: torch.Tensor,
     own_confidence_temperature: torch.Tensor | None = None,
+    share: torch.Tensor | None = None,
 ) -> RowStatistics:
     """Statistics with drawn tokens in place of the most likely ones, and with their confidence.
 
@@ -204,6 +205,8 @@ def with_drawn(
             confidence is its own probability at temperature 1 (`Algorithm.own_confidence`), and 0
             for the others; None if there are none. The probability is
             ``exp(largest - logsumexp) * weight**temperature``.
+        share: float32 ``[rows]``, the argmax' probability in the distribution from which tokens are
+            drawn, if a drawn token's confidence is its own one there; else None.
     """
     sure = torch.minimum(greedy.probability, weight)
     if own_confidence_temperature is not None:
@@ -212,6 +215,8 @@ def with_drawn(
             greedy.probability * weight**own_confidence_temperature,
             sure,
         )
+    if share is not None:
+        sure = share * weight
     return replace(
         greedy,
         token=torch.where(sampled, drawn, greedy.token),
