@@ -1,0 +1,331 @@
+"""Decisions: typed questions about a state, answered with probabilities from one pass."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.serving.engines.test_gemma_native import picture
+from tests.support import (
+    reference_diffcoder,
+    reference_fast_dllm,
+    reference_gemma,
+    reference_llada2,
+    reference_nemotron,
+    reference_sdar,
+)
+from tests.support.adapters import adapter
+from tests.support.checkpoints import TINY_LLADA2, TINY_SDAR
+from tests.support.decisions import (
+    CHANNEL,
+    DECISIONS,
+    LABELS,
+    Read,
+    asked,
+    bodies,
+    by_hand,
+    by_reference,
+    decide,
+    question,
+    with_bytes,
+    with_tokens,
+)
+from tests.support.reference import Reference
+from tests.support.server import Pool, Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+STATES = 200
+BLOCK = 8
+MASK = 299  # of the random masked models, but for those whose tokenizer says otherwise
+PICTURES = ("--limit-mm-per-prompt", '{"image": 1, "video": 0}')
+CHOICE = {"type": "choice", "instructions": "which?", "criteria": {"a": "x", "b": None}}
+
+
+def together(server: Server, every: list[dict[str, Any]]) -> list[dict[str, Read]]:
+    with ThreadPoolExecutor(8) as clients:
+        return list(clients.map(lambda body: decide(server, body), every))
+
+
+def all_at_once(state: str) -> dict[str, Any]:
+    """A request of 64 questions about one state."""
+    chance, kinds = random.Random(5), ("noul", "choice", "score")
+    specs = {f"q{n}": question(chance, kinds[n % 3]) for n in range(64)}
+    return {"state": state, "questions": specs}
+
+
+def assert_state_is_read_once(server: Server, state: str) -> None:
+    """64 questions at once, about a state of bytes, with pages of 32 tokens."""
+    body, hits = all_at_once(state), "vllm:prefix_cache_hits_total"
+    before = server.metric(hits)
+    found = decide(server, body)
+    shared = len(state) // 32 * 32  # of a prompt, one token of a template is before the state
+    assert server.metric(hits) - before >= 63 * shared
+    for name in [*found][::8]:
+        spec = body["questions"][name]
+        found[name].assert_is(decide(server, body | {"questions": {name: spec}})[name])
+
+
+# ---- DiffusionGemma
+
+
+@pytest.fixture(scope="module")
+def gemma_with_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gemma")
+    reference_gemma.random_checkpoint(path, seed=1, sliding_window=48)
+    return with_tokens(path, LABELS | CHANNEL)
+
+
+@pytest.fixture
+def ours(pool: Pool, gemma_with_labels: Path, gemma_adapter: Path) -> Server:
+    lora = ("--enable-lora", "--lora-modules", f"adapted={gemma_adapter}")
+    return pool.get(gemma_with_labels, *PICTURES, *lora, "--block-size", "32")
+
+
+@pytest.fixture(scope="module")
+def gemma_adapter(gemma_with_labels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return adapter(gemma_with_labels, tmp_path_factory.mktemp("adapters") / "adapter", 1)
+
+
+@pytest.fixture
+def vllms_own(pool: Pool, gemma_with_labels: Path) -> Server:
+    native = {"VLLM_DLLM_NATIVE": "1", "TORCH_COMPILE_DISABLE": "1"}
+    return pool.get(gemma_with_labels, *PICTURES, env=native)
+
+
+def test_gemma_answers_as_vllms_own_class(ours: Server, vllms_own: Server) -> None:
+    every = bodies(STATES, seed=1)
+    wanted = [decide(vllms_own, body) for body in every]
+    assert "vllm_dllm" not in vllms_own.log.read_text()
+    for found in ([decide(ours, body) for body in every], together(ours, every)):
+        for mine, others in zip(found, wanted, strict=True):
+            for name, read in mine.items():
+                read.assert_is(others[name])
+    body = all_at_once("a state")
+    wanted_at_once = decide(vllms_own, body)
+    for name, read in decide(ours, body).items():
+        read.assert_is(wanted_at_once[name])
+
+
+def _shown(seed: int) -> str:
+    file = io.BytesIO()
+    picture(seed).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_gemma_with_pictures_and_an_adapter(
+    ours: Server, vllms_own: Server, gemma_with_labels: Path
+) -> None:
+    """As the same read that a client asks of either class by itself."""
+    ids = Tokenizer.from_file(str(gemma_with_labels / "tokenizer.json"))
+    labels = {label: ids.token_to_id(label) for label in "AB"}
+    content = f"a state\n\n{asked('q', CHOICE).type.prompt(asked('q', CHOICE))}"
+    body = {"state": "a state", "questions": {"q": CHOICE}}
+    found = []
+    for shown in map(_shown, (1, 2)):
+        parts = [
+            {"type": "image_url", "image_url": {"url": shown}},
+            {"type": "text", "text": content},
+        ]
+        wanted = by_hand(
+            vllms_own, [{"role": "user", "content": parts}], labels, reference_gemma.VOCABULARY
+        )
+        found.append(decide(ours, body | {"images": [shown]})["q"])
+        found[-1].assert_is(wanted)
+    text = [{"role": "user", "content": content}]
+    found.append(decide(ours, body)["q"])
+    found[-1].assert_is(by_hand(vllms_own, text, labels, reference_gemma.VOCABULARY))
+    found.append(decide(ours, body | {"model": "adapted"})["q"])
+    found[-1].assert_is(by_hand(ours, text, labels, reference_gemma.VOCABULARY, model="adapted"))
+    assert len({round(read.probabilities[0], 3) for read in found}) == 4, "something has no effect"
+
+
+def test_gemma_reads_a_state_once(ours: Server) -> None:
+    assert_state_is_read_once(ours, "abcdefgh" * 16)
+
+
+# ---- masked models
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A masked family: how to write a checkpoint of random weights, and its reference."""
+
+    write: Callable[[Path], Any]
+    reference: Callable[[Path], Reference]
+    mask: str = "<|mask|>"
+    id: int = MASK
+
+
+LLADA2 = {"mask_token_id": MASK, "block_length": BLOCK}
+MASKED = {
+    "llada2": Masked(
+        lambda path: reference_llada2.random_checkpoint(path, 1, **LLADA2),
+        lambda path: reference_llada2.Reference.load(path, BLOCK, MASK),
+    ),
+    "sdar": Masked(
+        lambda path: reference_sdar.random_checkpoint(path, False, BLOCK),
+        reference_sdar.Reference,
+    ),
+    "diffcoder": Masked(
+        lambda path: reference_diffcoder.random_checkpoint(path, block_size=BLOCK),
+        reference_diffcoder.Reference,
+        "<[MASK_TOKEN]>",
+        reference_diffcoder.MASK,
+    ),
+    "nemotron": Masked(
+        lambda path: reference_nemotron.random_checkpoint(path, BLOCK),
+        reference_nemotron.Reference,
+        id=reference_nemotron.MASK,
+    ),
+    "fast-dllm": Masked(
+        lambda path: reference_fast_dllm.random_checkpoint(path, BLOCK),
+        reference_fast_dllm.Reference,
+        "|<MASK>|",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MASKED)
+def masked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    family = MASKED[request.param]
+    path = tmp_path_factory.mktemp(request.param)
+    family.write(path)
+    return with_bytes(path, TINY_SDAR, {family.mask: family.id}), family
+
+
+def test_masked_models_answer_as_their_reference(pool: Pool, masked: tuple[Path, Masked]) -> None:
+    path, family = masked
+    # Every canvas is committed, but for those that are only read.
+    settings = json.dumps({"dllm": {"skip_last_commit": False}})
+    server = pool.get(path, "--additional-config", settings, "--block-size", "32")
+    reference = family.reference(path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    every, wanted, tails = bodies(STATES, seed=2), [], set()
+    for body in every:
+        reads = {}
+        for name, spec in body["questions"].items():
+            one = asked(name, spec)
+            prompt = f"<user>{body['state']}\n\n{one.type.prompt(one)}<reply>"
+            ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+            tails.add(len(ids) % BLOCK)
+            labels = [tokenizer.token_to_id(label) for label in one.labels]
+            reads[name] = by_reference(reference, ids, labels)
+        wanted.append(reads)
+    assert tails == {*range(BLOCK)}
+    for found in ([decide(server, body) for body in every], together(server, every)):
+        for mine, others in zip(found, wanted, strict=True):
+            for name, read in mine.items():
+                read.assert_is(others[name])
+    assert_state_is_read_once(server, "abcdefgh" * 16)
+    server.wait_until_idle()
+
+
+# ---- what tiny-llada2 knows
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny LLaDA2 under other names, because it was trained on no question but knows answers.
+
+    Capital letters are the tokens that were small ones, but "yes" and "no" are "y" and "n", and its
+    template shows the state alone. So it is asked what a text begins with that it is to copy, and
+    for the first digit of sums and differences.
+    """
+    path = tmp_path_factory.mktemp("renamed") / "tiny-llada2"
+    shutil.copytree(TINY_LLADA2, path)
+    with_tokens(path, {"yes": "Y", "no": "N", "Y": "ŀ", "N": "Ł"}, swap_case=True)
+    template = (path / "chat_template.jinja").read_text()
+    shown = template.replace("message.content", "message.content.partition('\\n\\n')[0]")
+    (path / "chat_template.jinja").write_text(shown)
+    return path
+
+
+COPY = "COPyes "  # as the renamed tokens spell it
+
+
+def test_tiny_llada2_answers_what_it_knows(pool: Pool, renamed: Path) -> None:
+    """200 questions of each type, of which at most two are answered wrongly."""
+    server, chance = pool.get(renamed), random.Random(3)
+    letters = "ABCDEFGHIJKLM"
+    kinds = {"noul": None, "choice": dict.fromkeys(letters), "score": [*"0123456789"]}
+    bodies, right = [], []
+    for n in range(STATES):
+        others = "".join(chance.choices(letters, k=chance.randint(4, 24)))
+        answer, letter = chance.choice(["yes", "no"]), chance.choice(letters)
+        a, b = sorted((chance.randrange(100), chance.randrange(100)))
+        states = f"{COPY}{answer}{others}", f"{COPY}{letter}{others}", f"{b} {'+-'[n % 2]} {a}"
+        right += [answer == "no", letters.index(letter), int(str(b - a if n % 2 else b + a)[0])]
+        bodies += [
+            {"state": state, "questions": {"q": {"type": kind, "criteria": criteria}}}
+            for state, (kind, criteria) in zip(states, kinds.items(), strict=True)
+        ]
+    found = [read["q"].probabilities for read in together(server, bodies)]
+    wrong = [read[best] != max(read) for read, best in zip(found, right, strict=True)]
+    assert max(sum(wrong[n::3]) for n in range(3)) <= 2, [sum(wrong[n::3]) for n in range(3)]
+
+
+# ---- beside other requests, and refusals
+
+
+@pytest.mark.parametrize("name", ["llada2", "gemma"])
+def test_other_requests_keep_their_tokens(
+    request: pytest.FixtureRequest, pool: Pool, name: str
+) -> None:
+    server = request.getfixturevalue("llada2" if name == "llada2" else "ours")
+    prompts = [[30 + n, 40, 50 + n, *range(60, 60 + n)] for n in range(16)]
+    asked = {"temperature": 0.8, "seed": 3, "ignore_eos": True}
+
+    def complete(prompt: list[int]) -> list[int]:
+        return server.complete(prompt, 96, **asked)["token_ids"]
+
+    with ThreadPoolExecutor(32) as clients:
+        alone = list(clients.map(complete, prompts))
+        running = clients.map(complete, prompts)
+        specs = {f"q{n}": CHOICE for n in range(16)}
+        reads = list(
+            clients.map(lambda n: decide(server, {"state": f"s{n}", "questions": specs}), range(8))
+        )
+        assert list(running) == alone
+    assert decide(server, {"state": "s3", "questions": {"q0": CHOICE}})["q0"] is not None
+    decide(server, {"state": "s3", "questions": {"q0": CHOICE}})["q0"].assert_is(reads[3]["q0"])
+
+
+MANY = {"type": "choice", "criteria": {f"option {n}": None for n in range(27)}}
+REFUSED = [
+    ({"questions": {"q": {"type": "noul"}}}, "label 'yes' is not one distinct token"),
+    ({"questions": {"q": MANY}}, "at most 26 options"),
+    ({"questions": {f"q{n}": CHOICE for n in range(65)}}, "at most 64"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "thinking must be off"),
+    ({"state": "x" * 2000}, "maximum"),
+    ({"images": ["data:,"]}, "image"),
+    ({"joint": True}, "joint"),
+    ({"diffusion_threshold": 0.5}, "diffusion_threshold"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+def test_what_cannot_be_answered_is_refused(
+    llada2: Server, change: dict[str, Any], reason: str
+) -> None:
+    answer = llada2.post(DECISIONS, **{"state": "x", "questions": {"q": CHOICE}} | change)
+    assert answer.status_code == 400 and reason in answer.text, answer.text
+
+
+def test_a_server_that_answers_no_decisions_says_why(pool: Pool, gemma: Server) -> None:
+    body = {"state": "x", "questions": {"q": CHOICE}}
+    of_logits = pool.get(TINY_LLADA2, "--logprobs-mode", "raw_logits")
+    for server, reason in ((of_logits, "--logprobs-mode raw_logits"), (gemma, "label 'yes'")):
+        answer = server.post(DECISIONS, **body)
+        assert answer.status_code == 501 and reason in answer.text, answer.text
