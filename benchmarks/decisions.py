@@ -121,13 +121,14 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the medians, and what they are of the first system of the same model."""
+    """Print the medians, and how many times as many this package answers with the same model."""
     for name, found in results.items():
         own = results.get(name.partition("-")[0], found)
-        cells = (
-            f"{figures['decisions_per_second']:8.1f} ({own[at]['decisions_per_second'] / figures['decisions_per_second']:.2f}x) @{at}"
-            for at, figures in found.items()
-        )
+        cells = []
+        for at, figures in found.items():
+            rate = figures["decisions_per_second"]
+            ratio = own[at]["decisions_per_second"] / rate
+            cells.append(f"{rate:8.1f} (x {ratio:.2f}) @{at}")
         print(f"{name:14}", *cells)
 
 
