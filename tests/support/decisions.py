@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,10 @@ def with_tokens(path: Path, words: Mapping[str, str | int], *, swap_case: bool =
     stated = json.loads(file.read_text())
     known: dict[str, int] = stated["model"]["vocab"]
     if swap_case:
-        known = {name.swapcase() if len(name) == 1 else name: n for name, n in known.items()}
+        known = {
+            name.swapcase() if name in string.ascii_letters else name: n
+            for name, n in known.items()
+        }
     for word, at in words.items():
         number = known[at] if isinstance(at, str) else at
         known = {name: n for name, n in known.items() if n != number} | {word: number}

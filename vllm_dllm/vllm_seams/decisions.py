@@ -29,8 +29,8 @@ logger = init_logger("vllm.dllm")
 # Where releases of vLLM have their strategies, the newest place first.
 PACKAGES = ("vllm.entrypoints.openai.decisions", "vllm.entrypoints.generate.structured_decisions")
 PACKAGE = next(package for package in PACKAGES if find_spec(package))
-strategies = import_module(f"{PACKAGE}.strategies")
-questions = import_module(f"{PACKAGE}.question_types")
+strategies: Any = import_module(f"{PACKAGE}.strategies")
+questions: Any = import_module(f"{PACKAGE}.question_types")
 
 LOGPROBS = strategies.LOGPROBS_MODES  # the modes in which vLLM reads decisions
 # One pass by a rule that changes no logits, whatever the server's own algorithm is.
