@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from tokenizers import Tokenizer
 
 from tests.support.reference import Reference
 from tests.support.server import Server
 
 DECISIONS = "/v1/systemone"
+KINDS = ("noul", "choice", "score")
 # Tokens that a tokenizer of bytes lacks, in place of the characters of bytes that no text has.
 LABELS = {"yes": "ŀ", "no": "Ł"}
 CHANNEL = {"<|channel>": "ľ", "<channel|>": "Ŀ"}  # DiffusionGemma's
@@ -66,22 +69,18 @@ def with_bytes(path: Path, of: Path, words: Mapping[str, int]) -> Path:
 
 def question(chance: random.Random, kind: str) -> dict[str, Any]:
     """A question of a type, about nothing."""
-    spec: dict[str, Any] = {"type": kind, "instructions": text(chance, 6)}
-    if kind == "choice":
-        names = [text(chance, 3) for _ in range(chance.randint(2, 5))]
-        described = (chance.choice([None, text(chance, 4)]) for _ in names)
-        spec["criteria"] = dict(zip(names, described, strict=True))
-    elif kind == "score":
-        spec["criteria"] = [text(chance, 2) for _ in range(chance.randint(2, 5))]
-    elif chance.random() < 0.5:
-        spec["criteria"] = {"true": text(chance, 3)}
-    return spec
+    options = [text(chance, 3) for _ in range(chance.randint(2, 5))]
+    criteria: dict[str, Any] = {
+        "noul": chance.choice([None, {"true": text(chance, 3)}]),
+        "choice": dict.fromkeys(options, chance.choice([None, text(chance, 4)])),
+        "score": options,
+    }
+    return {"type": kind, "instructions": text(chance, 6), "criteria": criteria[kind]}
 
 
 def text(chance: random.Random, most: int) -> str:
     """Up to so many words of small letters."""
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    words = range(chance.randint(1, most))
+    letters, words = string.ascii_lowercase + string.digits, range(chance.randint(1, most))
     return " ".join("".join(chance.choices(letters, k=chance.randint(1, 7))) for _ in words)
 
 
@@ -89,10 +88,7 @@ def bodies(count: int, seed: int) -> list[dict[str, Any]]:
     """Random states, each with a question of each type."""
     chance = random.Random(seed)
     return [
-        {
-            "state": text(chance, 9),
-            "questions": {kind: question(chance, kind) for kind in ("noul", "choice", "score")},
-        }
+        {"state": text(chance, 9), "questions": {kind: question(chance, kind) for kind in KINDS}}
         for _ in range(count)
     ]
 
@@ -106,10 +102,8 @@ class Read:
     argmax_is_label: bool
 
     def assert_is(self, other: Read, within: float = 1e-5) -> None:
-        mine, others = [*self.probabilities, self.label_mass], [*other.probabilities]
-        others.append(other.label_mass)
-        assert len(mine) == len(others)
-        assert max(abs(a - b) for a, b in zip(mine, others, strict=True)) < within
+        assert self.probabilities == pytest.approx(other.probabilities, rel=0, abs=within)
+        assert self.label_mass == pytest.approx(other.label_mass, rel=0, abs=within)
         assert self.argmax_is_label == other.argmax_is_label
 
 
@@ -151,37 +145,24 @@ def by_reference(reference: Reference, prompt: Sequence[int], labels: Sequence[i
     return Read(own.softmax(-1).tolist(), mass, int(logits.argmax()) in labels)
 
 
-def by_hand(
-    server: Server,
-    messages: list[dict[str, Any]],
-    labels: dict[str, int],
-    vocabulary: int,
-    **more: Any,
-) -> Read:
+def by_hand(server: Server, content: Any, labels: list[str], ids: Tokenizer, **more: Any) -> Read:
     """A decision by DiffusionGemma that its client asks for itself, as a read of a canvas of 16."""
-    thought = {"role": "assistant", "content": "<|channel>thought\n<channel|>"}
-    body = {
-        "messages": [*messages, thought],
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-        "return_token_ids": True,
-        "max_tokens": 2,
-    } | more
+    thought, vocabulary = "<|channel>thought\n<channel|>", 272
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": thought}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    body |= {"return_token_ids": True, "max_tokens": 2} | more
     prompt = server.post("/v1/chat/completions", **body).json()["prompt_token_ids"]
-    end = server.post("/tokenize", prompt=thought["content"], add_special_tokens=False).json()
-    before = prompt[: len(prompt) - end["count"]]
+    before = prompt[: -len(ids.encode(thought, add_special_tokens=False).ids)]
     noise = random.Random(hashlib.sha256(json.dumps(before).encode()).digest())
-    turn = server.post("/tokenize", prompt="<turn|>", add_special_tokens=False).json()["tokens"]
-    canvas = [noise.randrange(vocabulary), *turn] + [0] * 14
-    options = {"diffusion_seed_canvas": canvas, "diffusion_canvas_length": 16}
-    options |= {"diffusion_max_steps": 1, "diffusion_read_only": 1}
-    body |= {"vllm_xargs": options, "logprobs": True, "logprob_token_ids": [*labels.values()]}
-    answer = server.post("/v1/chat/completions", **body, return_tokens_as_token_ids=True)
-    assert answer.status_code == 200, answer.text
-    choice = answer.json()["choices"][0]
-    found = {
-        one["token"]: one["logprob"] for one in choice["logprobs"]["content"][0]["top_logprobs"]
-    }
-    own = torch.tensor([found[f"token_id:{label}"] for label in labels.values()])
-    first = choice["token_ids"][0]
-    return Read(own.softmax(-1).tolist(), float(own.exp().sum()), first in labels.values())
+    canvas = [noise.randrange(vocabulary), ids.token_to_id("<turn|>")]
+    options = {"seed_canvas": canvas + [0] * 14, "canvas_length": 16, "max_steps": 1}
+    options["read_only"] = 1
+    asked_for = [ids.token_to_id(label) for label in labels]
+    body |= {"logprobs": True, "logprob_token_ids": asked_for, "return_tokens_as_token_ids": True}
+    body["vllm_xargs"] = {f"diffusion_{name}": to for name, to in options.items()}
+    answer = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    of_first = answer["logprobs"]["content"][0]["top_logprobs"]
+    found = {one["token"]: one["logprob"] for one in of_first}
+    own = torch.tensor([found[f"token_id:{label}"] for label in asked_for])
+    is_label = answer["token_ids"][0] in asked_for
+    return Read(own.softmax(-1).tolist(), float(own.exp().sum()), is_label)
