@@ -53,6 +53,17 @@ def together(server: Server, every: list[dict[str, Any]]) -> list[dict[str, Read
         return list(clients.map(lambda body: decide(server, body), every))
 
 
+def assert_answered(
+    server: Server, every: list[dict[str, Any]], wanted: list[dict[str, Read]]
+) -> None:
+    """Alone, and eight at a time."""
+    for found in ([decide(server, body) for body in every], together(server, every)):
+        for mine, others in zip(found, wanted, strict=True):
+            assert mine.keys() == others.keys()
+            for name, read in mine.items():
+                read.assert_is(others[name])
+
+
 def all_at_once(state: str) -> dict[str, Any]:
     """A request of 64 questions about one state."""
     chance = random.Random(5)
@@ -60,16 +71,15 @@ def all_at_once(state: str) -> dict[str, Any]:
     return {"state": state, "questions": specs}
 
 
-def assert_state_is_read_once(server: Server, state: str) -> None:
-    """64 questions at once, about a state of bytes, with pages of 32 tokens."""
-    body, hits = all_at_once(state), "vllm:prefix_cache_hits_total"
+def assert_state_is_read_once(server: Server) -> None:
+    """64 questions at once, with pages of 32 tokens."""
+    body, hits = all_at_once("abcdefgh" * 16), "vllm:prefix_cache_hits_total"
     before = server.metric(hits)
     found = decide(server, body)
-    shared = len(state) // 32 * 32  # of a prompt, one token of a template is before the state
-    assert server.metric(hits) - before >= 63 * shared
+    assert server.metric(hits) - before >= 63 * len(body["state"])
+    singles = {name: body | {"questions": {name: body["questions"][name]}} for name in found}
     for name in [*found][::8]:
-        spec = body["questions"][name]
-        found[name].assert_is(decide(server, body | {"questions": {name: spec}})[name])
+        found[name].assert_is(decide(server, singles[name])[name])
 
 
 # ---- DiffusionGemma
@@ -79,19 +89,15 @@ def assert_state_is_read_once(server: Server, state: str) -> None:
 def gemma_with_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gemma")
     reference_gemma.random_checkpoint(path, seed=1, sliding_window=48)
+    adapter(path, path / "adapter", 1)
     return with_tokens(path, LABELS | CHANNEL)
 
 
 @pytest.fixture
-def ours(pool: Pool, gemma_with_labels: Path, gemma_adapter: Path) -> Server:
-    lora = ("--enable-lora", "--lora-modules", f"adapted={gemma_adapter}")
+def ours(pool: Pool, gemma_with_labels: Path) -> Server:
+    lora = ("--enable-lora", "--lora-modules", f"adapted={gemma_with_labels / 'adapter'}")
     pages = ("--block-size", "32", "--prefix-cache-retention-interval", "32")
     return pool.get(gemma_with_labels, *PICTURES, *lora, *pages)
-
-
-@pytest.fixture(scope="module")
-def gemma_adapter(gemma_with_labels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return adapter(gemma_with_labels, tmp_path_factory.mktemp("adapters") / "adapter", 1)
 
 
 @pytest.fixture
@@ -101,17 +107,10 @@ def vllms_own(pool: Pool, gemma_with_labels: Path) -> Server:
 
 
 def test_gemma_answers_as_vllms_own_class(ours: Server, vllms_own: Server) -> None:
-    every = bodies(STATES, seed=1)
+    every = [*bodies(STATES, seed=1), all_at_once("a state")]
     wanted = [decide(vllms_own, body) for body in every]
     assert "vllm_dllm" not in vllms_own.log.read_text()
-    for found in ([decide(ours, body) for body in every], together(ours, every)):
-        for mine, others in zip(found, wanted, strict=True):
-            for name, read in mine.items():
-                read.assert_is(others[name])
-    body = all_at_once("a state")
-    wanted_at_once = decide(vllms_own, body)
-    for name, read in decide(ours, body).items():
-        read.assert_is(wanted_at_once[name])
+    assert_answered(ours, every, wanted)
 
 
 def _shown(seed: int) -> str:
@@ -141,7 +140,7 @@ def test_gemma_with_pictures_and_an_adapter(
 
 
 def test_gemma_reads_a_state_once(ours: Server) -> None:
-    assert_state_is_read_once(ours, "abcdefgh" * 16)
+    assert_state_is_read_once(ours)
 
 
 # ---- masked models
@@ -189,40 +188,28 @@ def test_masked_models_answer_as_their_reference(pool: Pool, tmp_path: Path, nam
             reads[name] = by_reference(reference, ids, labels)
         wanted.append(reads)
     assert tails == {*range(BLOCK)}
-    for found in ([decide(server, body) for body in every], together(server, every)):
-        for mine, others in zip(found, wanted, strict=True):
-            for name, read in mine.items():
-                read.assert_is(others[name])
-    assert_state_is_read_once(server, "abcdefgh" * 16)
+    assert_answered(server, every, wanted)
+    assert_state_is_read_once(server)
     server.wait_until_idle()
 
 
 # ---- what tiny-llada2 knows
 
 
-@pytest.fixture(scope="module")
-def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny LLaDA2 under other names, because it was trained on no question but knows answers.
+def test_tiny_llada2_answers_what_it_knows(pool: Pool, tmp_path: Path) -> None:
+    """200 questions of each type, of which at most two are answered wrongly.
 
-    Capital letters are the tokens that were small ones, but "yes" and "no" are "y" and "n", and its
-    template shows the state alone. So it is asked what a text begins with that it is to copy, and
-    for the first digit of sums and differences.
+    It was trained on no question but knows answers, so its tokens get other names: capital letters
+    are those that were small ones, but "yes" and "no" are "y" and "n". Its template shows the state
+    alone. Asked is what a text begins with that it is to copy, and the first digit of a result.
     """
-    path = tmp_path_factory.mktemp("renamed") / "tiny-llada2"
-    shutil.copytree(TINY_LLADA2, path)
+    path = shutil.copytree(TINY_LLADA2, tmp_path / "renamed")
     with_tokens(path, {"yes": "Y", "no": "N", "Y": "ŀ", "N": "Ł"}, swap_case=True)
+    copy = "COPyes "  # as the renamed tokens spell it
     template = (path / "chat_template.jinja").read_text()
     shown = template.replace("message.content", "message.content.partition('\\n\\n')[0]")
     (path / "chat_template.jinja").write_text(shown)
-    return path
-
-
-COPY = "COPyes "  # as the renamed tokens spell it
-
-
-def test_tiny_llada2_answers_what_it_knows(pool: Pool, renamed: Path) -> None:
-    """200 questions of each type, of which at most two are answered wrongly."""
-    server, chance = pool.get(renamed), random.Random(3)
+    server, chance = pool.get(path), random.Random(3)
     letters = "ABCDEFGHIJKLM"
     kinds = {"noul": None, "choice": dict.fromkeys(letters), "score": [*"0123456789"]}
     bodies, right = [], []
@@ -230,7 +217,7 @@ def test_tiny_llada2_answers_what_it_knows(pool: Pool, renamed: Path) -> None:
         others = "".join(chance.choices(letters, k=chance.randint(4, 24)))
         answer, letter = chance.choice(["yes", "no"]), chance.choice(letters)
         a, b = sorted((chance.randrange(100), chance.randrange(100)))
-        states = f"{COPY}{answer}{others}", f"{COPY}{letter}{others}", f"{b} {'+-'[n % 2]} {a}"
+        states = f"{copy}{answer}{others}", f"{copy}{letter}{others}", f"{b} {'+-'[n % 2]} {a}"
         right += [answer == "no", letters.index(letter), int(str(b - a if n % 2 else b + a)[0])]
         bodies += [
             {"state": state, "questions": {"q": {"type": kind, "criteria": criteria}}}
