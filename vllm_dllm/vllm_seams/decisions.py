@@ -62,12 +62,12 @@ class NamedRefusal(strategies.NextTokenStrategy):
                     f"--logprobs-mode {mode} reports logits, and decisions are probabilities; "
                     f"serve with {' or '.join(sorted(LOGPROBS))}"
                 )
-        except ValueError as error:
+        except Exception as error:  # a chat template may raise anything; all else is still served
             self.problem = f"this server answers no decisions: {error}"
             logger.warning("dllm: %s", self.problem)
 
     def prepare(self, context: Any) -> None:
-        """Make the strategy; raises `ValueError` if it cannot be made."""
+        """Make the strategy; raises an error if it cannot be made."""
         super().__init__(context)
 
     async def read(self, *args: Any, **kwargs: Any) -> Any:

@@ -176,20 +176,23 @@ def test_masked_models_answer_as_their_reference(pool: Pool, tmp_path: Path, nam
     configured = ("--additional-config", json.dumps({"dllm": settings}), *flags)
     server = pool.get(tmp_path, *configured, "--block-size", "32")
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    every, wanted, tails = bodies(STATES, seed=2), [], set()
+    every, wanted, prompts = bodies(STATES, seed=2), [], []
     for body in every:
         reads = {}
         for name, spec in body["questions"].items():
             one = asked(name, spec)
             prompt = f"<user>{body['state']}\n\n{one.type.prompt(one)}<reply>"
             ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-            tails.add(len(ids) % BLOCK)
+            prompts.append(ids)
             labels = [tokenizer.token_to_id(label) for label in one.labels]
             reads[name] = by_reference(reference, ids, labels)
         wanted.append(reads)
-    assert tails == {*range(BLOCK)}
+    assert {len(ids) % BLOCK for ids in prompts} == {*range(BLOCK)}
     assert_answered(server, every, wanted)
     assert_state_is_read_once(server)
+    for ids in prompts[::60]:  # the reads have left nothing but the prompts in the cache
+        tokens = server.complete(ids, 12, temperature=0)["token_ids"]
+        assert tokens == server.complete(ids, 12, temperature=0, cache_salt="other")["token_ids"]
     server.wait_until_idle()
 
 
