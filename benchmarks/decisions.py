@@ -7,10 +7,10 @@ Each system is a real server on loopback. All are up at the same time and take t
 minute of the machine slows all of them; figures are medians of the turns. The systems are:
 
     sdar            this package, tiny-sdar
-    sdar-choice     the same server, asked for one token of a choice, with a constraint
+    sdar-choice     the same server, asked for a label by a chat with a constraint
     sdar-causal     the same weights decoded token by token, read by vLLM's own strategy
     gemma           this package, tiny-diffusiongemma
-    gemma-choice    the same server, asked for one token of a choice, with a constraint
+    gemma-choice    the same server, asked for a label by a chat with a constraint
     gemma-native    vLLM's own class for the same
 
 Every request is one question of any type about a state of its own, with up to 9 words. The
@@ -78,7 +78,7 @@ def by_choice(server: Server, asks: tuple[str, dict[str, Any], str]) -> None:
     answer = server.post(
         "/v1/chat/completions",
         messages=[{"role": "user", "content": content}],
-        max_tokens=1,
+        max_tokens=2,  # the label, and the end that every constrained answer has
         temperature=0,
         structured_outputs={"choice": list(one.labels)},
     )
