@@ -63,6 +63,7 @@ OPTIONS: list[tuple[tuple[str, ...], dict[str, Any], str, str]] = [
         "diffusion_t_max is not a setting of LowConfidence",
         "remove it",
     ),
+    (MASKED, {"read_only": 1}, "diffusion_read_only reads one", "set max_tokens to 1"),
     (MASKED, {"seed_canvas": [5]}, "diffusion_seed_canvas is for models that", "remove it"),
     (
         MASKED,

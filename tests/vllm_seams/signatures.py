@@ -59,6 +59,15 @@ USED = (
     "vllm.v1.worker.gpu.cudagraph_utils:ModelCudaGraphManager.run_fullgraph",
     "vllm.config.lora:LoRAConfig.target_modules",
     "vllm.lora.model_manager:LoRAModelManager.packed_modules",
+    # Releases have these in different packages.
+    *(
+        f"vllm.entrypoints.{package}.{name}"
+        for package in ("generate.structured_decisions", "openai.decisions")
+        for name in (
+            *("strategies:READ_STRATEGIES", "strategies:LOGPROBS_MODES", "strategies:prompt_tail"),
+            *("strategies:reply_label_ids", "question_types:QUESTION_TYPES"),
+        )
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOM = Path(__file__).resolve().parents[2] / "vllm_dllm" / "vllm_seams"
 # These import vLLM. They are imported only where requests for our models enter, a server of ours is
 # running, an engine of ours has workers, or a request is traced.
-LATE = {"http_endpoints", "outputs"}
+LATE = {"decisions", "http_endpoints", "outputs"}
 
 
 def imported_with(*modules: str) -> set[str]:

@@ -24,7 +24,7 @@ from vllm.v1.outputs import LogprobsTensors
 
 from vllm_dllm.engine.contracts import Readings, StepOutcome, StepPlan
 from vllm_dllm.engine.row_options import RowOptions, RowOptionState
-from vllm_dllm.engine.slots import SlotState
+from vllm_dllm.engine.slots import Phase, SlotState
 from vllm_dllm.engine.to_device import to_device
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.ops.statistics.rows import OfRows
@@ -133,7 +133,7 @@ class LogprobReports:
         read, self.pending = self.pending, []
         row_of = {slot: row for row, slot in enumerate(plan.on_host.tolist())}
         rows = [row_of[slot] for slots, _ in read for slot in slots]
-        tensors = outcome.canvas.tokens, outcome.decided, plan.slots
+        tensors = *_decided(plan, outcome, readings), plan.slots
         tokens, decided, slots = self._rows(tensors, rows)
         width = self.ids.shape[2] - 1
         # The columns after a canvas' own are id 0 at -inf.
@@ -199,6 +199,22 @@ class LogprobReports:
         self.ids[slot, :, :width].copy_(copy.logprob_token_ids)
         self.scores[slot, :, :width].copy_(copy.logprobs)
         self.ranks[slot].copy_(copy.selected_token_ranks)
+
+
+def _decided(
+    plan: StepPlan, outcome: StepOutcome, readings: Readings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens of canvases, int64 ``[n, L]``, and where a pass has decided them, bool ``[n, L]``.
+
+    A shifted model reports only canvases that are read, the first after a prompt. If a prompt ends
+    with a block, the commit of that block decides the first token of the canvas to report.
+    """
+    tokens, decided = outcome.canvas.tokens, outcome.decided
+    if plan.state.kind.shifted and readings.next_canvas is not None:
+        first = (plan.status.phase == int(Phase.COMMIT))[:, None] & (plan.state.position == 0)
+        tokens = torch.where(first, readings.next_canvas, tokens)
+        decided = decided | first
+    return tokens, decided
 
 
 @dataclass

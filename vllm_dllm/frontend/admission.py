@@ -168,7 +168,8 @@ def validate_sampling_params(
 
             constrained = params.structured_outputs is not None
             masked = served.mask_token is not None
-            refuse_without_effect(options, decoding, masked, constrained, own_maximum)
+            asked = masked, constrained, own_maximum, params.max_tokens
+            refuse_without_effect(options, decoding, *asked)
     except SettingsError as error:
         raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
     algorithm = decoding.algorithm

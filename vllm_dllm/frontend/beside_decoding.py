@@ -24,7 +24,10 @@ def refuse_excluded(
     of_algorithm: frozenset[Beside],
 ) -> None:
     """Refuse what the request asks for and its algorithm or the served model excludes."""
-    for excluded, by in ((of_algorithm, resolved.algorithm), (served.excludes, "this model")):
+    of_model = served.excludes
+    if resolved.read_only:  # its one canvas is not followed by what the model cannot report
+        of_model -= {"logprobs", "canvas_options"}
+    for excluded, by in ((of_algorithm, resolved.algorithm), (of_model, "this model")):
         for beside, parameters in _asked_for(params, resolved):
             if beside in excluded and parameters:
                 names = [called(parameter) for parameter in parameters]

@@ -30,7 +30,7 @@ ADAPTERS = "/v1/load_lora_adapter"
 # What vLLM's message begins with if the engine has refused an adapter and goes on.
 REFUSED_ADAPTER = "Call to add_lora method failed"
 # Where vLLM drops unknown fields; its handlers see those of the other endpoints.
-DROPPING = (MESSAGES, "/inference/v1/generate")
+DROPPING = (MESSAGES, "/inference/v1/generate", "/v1/systemone")
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

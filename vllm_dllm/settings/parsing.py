@@ -31,7 +31,8 @@ from vllm_dllm.settings.server import (
 
 # Options that have an effect only in requests with a constraint.
 CONSTRAINT_OPTIONS = ("constraint_depth", "constraint_tokens")
-# Options of models with uniform noise; `canvas_length` is at most the served one.
+# Options of models with uniform noise; `read_only` is one of masked models, too. `canvas_length` is
+# at most the served one.
 CANVAS_OPTIONS: Mapping[str, Range | type] = {
     "seed_canvas": list,
     "pinned": list,
@@ -159,10 +160,12 @@ def refuse_without_effect(
     masked: bool,
     constrained: bool,
     own_maximum: bool,
+    tokens: int | None,
 ) -> None:
     """Refuse options that would have no effect in a request, or a wrong one.
 
-    `own_maximum` says whether the request itself sets ``max_tokens``.
+    `own_maximum` says whether the request itself sets ``max_tokens``, which is `tokens`; `masked`
+    whether the model is a masked one.
     """
     for name in CONSTRAINT_OPTIONS:
         if name in options and not constrained:
@@ -176,7 +179,12 @@ def refuse_without_effect(
             "already how many tokens may be generated (at /v1/completions it is 16 by default); "
             "remove one of them"
         )
-    for name in CANVAS_OPTIONS:
+    if masked and options.get("read_only") and tokens != 1:
+        raise SettingsError(
+            "diffusion_read_only reads one position of a masked model, the first after the prompt; "
+            "set max_tokens to 1"
+        )
+    for name in CANVAS_OPTIONS.keys() - {"read_only"}:
         if masked and options.get(name):
             raise SettingsError(
                 f"{REQUEST_PREFIX}{name} is for models that denoise random tokens "

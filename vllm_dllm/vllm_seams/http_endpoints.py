@@ -13,6 +13,7 @@ from typing import Any
 from vllm_dllm.frontend.http_request import Endpoints
 from vllm_dllm.settings.resolution import TRACING_OPTIONS
 from vllm_dllm.settings.unknown_names import option_names
+from vllm_dllm.vllm_seams import decisions
 from vllm_dllm.vllm_seams.wrapping import wrap
 
 # The classes of the requests that generate text, each as its module and its name.
@@ -25,8 +26,8 @@ REQUESTS = (
 )
 
 
-def apply() -> None:
-    """Make the requests of a process that serves HTTP pass through the front end."""
+def apply(model_config: Any) -> None:
+    """Make the HTTP requests of a process that serves this model pass through the front end."""
     classes = tuple(getattr(import_module(module), name) for module, name in REQUESTS)
     # Others have a field `trace`, too, and no trace changes an answer.
     endpoints = Endpoints(classes, option_names() - TRACING_OPTIONS.keys())
@@ -56,6 +57,7 @@ def apply() -> None:
         application = import_module("vllm.entrypoints.launchers.app")
         wrap(application, "init_exception_handler", init_exception_handler)
     follow_parameters()
+    decisions.register(model_config)
 
 
 def follow_parameters() -> None:

@@ -58,7 +58,7 @@ def _make_front_end(
     if "vllm.entrypoints.openai.completion.protocol" in sys.modules:
         from vllm_dllm.vllm_seams import http_endpoints
 
-        http_endpoints.apply()
+        http_endpoints.apply(vllm_config.model_config)
     outputs.keep_prompts_out()
     wrap(StatLoggerManager, "__init__", _count_by_algorithm)
     shut_executors_down()

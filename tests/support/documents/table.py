@@ -80,6 +80,7 @@ BENCHMARKS = {
     "benchmarks/constrained_steps.py": (
         '--eager --rounds 1 --steps 2 --vocabularies "272 tokens" --json OUT'
     ),
+    "benchmarks/decisions.py": "--eager --systems sdar --at-once 1 --least 3 --turns 1 --json OUT",
     "benchmarks/fidelity.py": "--model tiny-llada2 --per-task 1 --json OUT",
     "benchmarks/fuzz.py": "--model sdar --bodies 250 --json OUT",
     "benchmarks/gemma.py": "--rounds 1 --json OUT",
