@@ -15,7 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.lora.request import LoRARequest
 
-from tests.support import reference_diffcoder, reference_gemma, reference_llada2, reference_sdar
+from tests.support import (
+    reference_diffcoder,
+    reference_gemma,
+    reference_llada2,
+    reference_nemotron,
+    reference_sdar,
+    reference_vision,
+)
 from tests.support.adapters import RANK, adapter, merged, write
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
 from tests.support.engine import Engine, engine, greedy
@@ -143,6 +150,20 @@ MODELS |= {
         by(reference_diffcoder.Reference, reference_diffcoder.Rule()),
         DENSE.params,
         {},
+        {"diffusion_config": None},
+    ),
+    "sdar-vl": Model(
+        lambda path: reference_vision.sdar_checkpoint(path, block=4),
+        by(reference_vision.Sdar, reference_sdar.Rule()),
+        DENSE.params,
+        {"vision_tower.vision_model.encoder.layers.0.self_attn.q_proj": "no layer"},
+        {"diffusion_config": None},
+    ),
+    "nemotron-vlm": Model(
+        lambda path: reference_vision.nemotron_checkpoint(path, block=4),
+        by(reference_vision.Nemotron, reference_nemotron.Rule()),
+        DENSE.params,
+        {"encoder.vision_tower.transformer.layers.0.attention.q_proj": "no layer"},
         {"diffusion_config": None},
     ),
 }
