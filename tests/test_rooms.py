@@ -60,6 +60,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "vllm_dllm.families.registry": {
         "vllm", "vllm_dllm.families.base", "vllm_dllm.settings.server",
     },
+    # Pictures.
+    "vllm_dllm.families.vision": {
+        "torch", "numpy", "transformers", "PIL", "cv2", "vllm", "vllm_dllm.checkpoints",
+        "vllm_dllm.engine", "vllm_dllm.families",
+    },
     "vllm_dllm.frontend": {
         "vllm", "canvas_grammar", "vllm_dllm.decoding.base", "vllm_dllm.settings",
         "vllm_dllm.tracing", "vllm_dllm.vllm_seams.channels",

@@ -61,6 +61,11 @@ FAMILIES = {
         Family("llada2_moe", ("lm_head", r"re:.*\.mlp\.gate$")),
         Family("sdar", ("lm_head",)),
         Family("nemotron_labs_diffusion", ("diffusion_head",)),
+        Family(
+            "nemotron_labs_diffusion_vlm",
+            ("diffusion_head", "re:.*vision_tower.*", "re:.*projector.*"),
+        ),
+        Family("sdar_v", ("language_model.lm_head", r"re:vision_tower\..*")),
         Family("Fast_dLLM_Qwen", ("lm_head",)),
         Family("Dream", ("lm_head",)),
         Family("PanguEmbedded", ("lm_head",)),

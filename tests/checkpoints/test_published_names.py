@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from transformers import LlamaConfig
 
@@ -30,7 +32,7 @@ from vllm_dllm.families.llada2.family import LLaDA2MoeConfig
 from vllm_dllm.families.llada2.model import LLaDA2MoeModelLM
 from vllm_dllm.families.nemotron_labs_diffusion import NemotronLabsDiffusionConfig
 from vllm_dllm.families.openpangu import PanguEmbeddedConfig
-from vllm_dllm.families.sdar import SDARConfig, SDARMoeConfig
+from vllm_dllm.families.sdar import SDARConfig, SDARMoeConfig, SDARVConfig
 from vllm_dllm.families.transformers_models import (
     DreamForCausalLM,
     Fast_dLLM_QwenForCausalLM,
@@ -40,6 +42,7 @@ from vllm_dllm.families.transformers_models import (
     SDARMoeForCausalLM,
     StableDiffcoderForCausalLM,
 )
+from vllm_dllm.families.vision.models import SDARVForConditionalGeneration
 
 
 @pytest.mark.parametrize("which", list(LLADA2))
@@ -95,6 +98,17 @@ def test_the_loader_expects_the_tensors_of_two_more() -> None:
     del stated["model_type"]
     config = PanguEmbeddedConfig(**stated | {"mask_token_id": 45830})
     assert OpenPanguDiffusionForCausalLM.tensor_shapes(config) == wanted
+
+
+def test_the_loader_expects_as_much_as_sdar_vls_index() -> None:
+    """Its total size, without a norm of the tower that no feature passes."""
+    text = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    text |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    tower = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+    tower |= {"num_attention_heads": 16, "image_size": 384, "patch_size": 14}
+    config = SDARVConfig(text_config=text | {"vocab_size": 151936}, vision_config=tower)
+    found = SDARVForConditionalGeneration.tensor_shapes(config)
+    assert 2 * sum(map(math.prod, found.values())) == 9_667_843_808 - 2 * 2 * 1152
 
 
 def test_a_published_checkpoint_quantizes_as_many_matrices() -> None:

@@ -26,6 +26,7 @@ from tests.support import (
     reference_nemotron,
     reference_openpangu,
     reference_sdar,
+    reference_vision,
 )
 from vllm_dllm.decoding import EditTokens
 from vllm_dllm.families.dream_reasoner import DreamConfig
@@ -59,6 +60,8 @@ MAKE: dict[str, Callable[[Path], Any]] = {
     "dream": lambda path: reference_dream.random_checkpoint(path, block=8),
     "openpangu": lambda path: reference_openpangu.random_checkpoint(path, block=8),
     "llada2.2": lambda path: reference_llada22.random_checkpoint22(path, 8),
+    "sdar-vl": lambda path: reference_vision.sdar_checkpoint(path, 8),
+    "nemotron-vlm": lambda path: reference_vision.nemotron_checkpoint(path, 8),
 }
 
 
@@ -218,6 +221,16 @@ LONGER = {"diffusion_config": {"canvas_length": 32}}
         ("openpangu", {"mask_token_id": None}, {"hf_overrides": {"mask_token_id": 7}}, 8, 7),
         ("openpangu", {"block_size": None}, {}, 32, PANGU_MASK),
         ("llada2.2", {}, {}, 8, 299),
+        ("nemotron-vlm", {"mask_token_id": None}, {}, 8, 100),
+        ("nemotron-vlm", {}, {"hf_overrides": {"block_size": 4, "mask_token_id": 7}}, 4, 7),
+        # The fields of SDAR-VL are those of its text, and its type may be LLaVA-OneVision's.
+        ("sdar-vl", {"model_type": "llava_onevision"}, {}, 8, 299),
+        ("sdar-vl", {}, LONGER, 32, 299),
+        *(
+            ("sdar-vl", {}, {"hf_overrides": stated}, 4, 7)
+            for own in ({"block_size": 4, "mask_token_id": 7},)
+            for stated in (own, {"text_config": own})
+        ),
     ],
     indirect=["model"],
 )
@@ -247,7 +260,6 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         ("nemotron", stated, {}, words)
         for stated, words in (
-            ({"model_type": "nemotron_labs_diffusion_vlm"}, "pictures are not served"),
             ({"ar_mode": True}, "ar_mode=True asks for .* LinearSpec"),
             ({"sliding_window": 64}, "sliding_window"),
         )
@@ -256,6 +268,18 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("nemotron", {}, dllm(fused_commit="on"), "different masks"),
     ("nemotron", {}, dllm(window="reference"), "dllm.window"),
     ("nemotron", {}, dllm(kernels="triton"), "dllm.kernels=triton"),
+    *(
+        ("sdar-vl", stated, options, words)
+        for stated, options, words in (
+            ({"vision_feature_layer": -2}, {}, "vision_feature_layer=-2"),
+            ({"vision_aspect_ratio": "anyres_max_4"}, {}, "vision_aspect_ratio"),
+            ({}, {"hf_overrides": {"text_config": {"is_causal": False}}}, "text_config.is_causal"),
+            ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
+            ({}, {"disable_chunked_mm_input": True}, "--disable-chunked-mm-input"),
+            ({}, dllm(blocks=2), "dllm.blocks=2"),
+        )
+    ),
+    ("nemotron-vlm", {"vision_feature_layer": -2}, {}, "vision_feature_layer=-2"),
     ("fast-dllm", {}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
     ("fast-dllm", {}, dllm(fused_commit="on"), "fused_commit=on: impossible"),
     *(

@@ -48,10 +48,11 @@ class Engine:
         return self.scheduler.kv_cache_manager.block_pool
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[Any]
+        self, prompts: Sequence[Sequence[int] | dict[str, Any]], params: Sequence[Any]
     ) -> list[tuple[list[int], str]]:
+        """Tokens and finish reasons; a prompt is tokens, or as vLLM takes it."""
         outputs = self.llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+            [it if isinstance(it, dict) else {"prompt_token_ids": list(it)} for it in prompts],
             list(params),
             use_tqdm=False,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from tests.support import (
     reference_nemotron,
     reference_openpangu,
     reference_sdar,
+    reference_vision,
 )
 from tests.support.engine import count_calls, engine, greedy
 from tests.support.reference import MARGIN, Answer, Reference, Rule
+from tests.support.reference_vision import Pictured, Size, picture
 
 # The longest prompts fill it to the last token; no canvas of a tested length ends elsewhere.
 CONTEXT = 192
@@ -99,6 +101,17 @@ def _sdar(experts: bool) -> Family:
     )
 
 
+def _sdar_vl() -> Family:
+    text = _sdar(experts=False)
+    return replace(
+        text,
+        model="SDARVForConditionalGeneration",
+        make=reference_vision.sdar_checkpoint,
+        reference=reference_vision.Sdar,
+        odd=(reference_vision.MASK, reference_vision.SHOWN + 1),
+    )
+
+
 _EDITS = reference_llada22.Rule(299, 290, 291, threshold=0.3, max_post_edit_steps=4)
 _NEMOTRON, _DIFFCODER = reference_nemotron.Rule, reference_diffcoder.Rule
 _FAST, _DREAM, _PANGU = reference_fast_dllm.Rule, reference_dream.Rule, reference_openpangu.Rule
@@ -131,6 +144,7 @@ FAMILIES: dict[str, Family] = {
         WAYS,
         _NEMOTRON(),
     ),
+    "sdar-vl": _sdar_vl(),
     "fast-dllm": Family(
         "Fast_dLLM_QwenForCausalLM",
         lambda path, block: reference_fast_dllm.random_checkpoint(path, block, block == 8),
@@ -189,6 +203,13 @@ FAMILIES: dict[str, Family] = {
         WAYS | TWO_BLOCKS,
     ),
 }
+FAMILIES["nemotron-vlm"] = replace(
+    FAMILIES["nemotron"],
+    model="NemotronLabsDiffusionVLMModel",
+    make=reference_vision.nemotron_checkpoint,
+    reference=reference_vision.Nemotron,
+    odd=(reference_nemotron.MASK, reference_vision.PAD, reference_vision.STOP),
+)
 # Every request has another rule than the one before it, and blocks end inside of answers.
 COUNTS = (5, 13, 1, 16, 33, 24, 8, 21, 40, 30, 17)
 
@@ -210,17 +231,24 @@ def prompt(number: int, length: int, odd: Sequence[int] = ()) -> list[int]:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, and what the reference makes of it."""
+    """One request, and what the reference makes of it; `pictures` are shown in its prompt."""
 
     prompt: list[int]
     max_tokens: int
     stop: list[int]
     options: dict[str, Any]
     wanted: Answer
+    pictures: list[Size] = field(default_factory=list)
 
     @property
     def robust(self) -> bool:
         return self.wanted.margin > MARGIN
+
+    def shown(self) -> dict[str, Any]:
+        """The prompt as vLLM takes it."""
+        pictures = [picture(*size) for size in self.pictures]
+        shown = {"multi_modal_data": {"image": pictures}} if pictures else {}
+        return {"prompt_token_ids": self.prompt, **shown}
 
     def params(self) -> Any:
         return greedy(self.max_tokens, ignore_eos=True, stop_token_ids=self.stop, **self.options)
@@ -230,19 +258,28 @@ def requests(name: str, model: Path, block: int) -> list[Asked]:
     """Requests of every rule; some answers end early, in a shifted model at boundary tokens."""
     family, asked = FAMILIES[name], []
     reference = family.reference(model)
-    for n, length in enumerate(lengths(block)):
+    # Of models that read pictures, twice as many requests, most with one or two.
+    pictured = isinstance(reference, Pictured)
+    for n, length in enumerate(lengths(block) * (1 + pictured)):
         rule, count = family.rules[n % len(family.rules)], COUNTS[n % len(COUNTS)]
-        given = prompt(n, length, family.odd)
+        given = own = prompt(n, length, family.odd)
+        pictures: list[Size] = []
+        if isinstance(reference, Pictured):
+            own, pictures = reference.with_pictures(n, given)
+            given = reference.shown(own, pictures)
+            assert len(given) == length
         wanted = reference.generate(given, count, rule, (), CONTEXT)
         stop: list[int] = []
         if n % 3 == 1 and len(wanted.tokens) > 5:
             stop = [_new_token(wanted, at_boundary=reference.shifted and n % 2 == 1)]
             wanted = reference.generate(given, count, rule, tuple(stop), CONTEXT)
         options = {} if rule == family.default else rule.options()
-        asked.append(Asked(given, count, stop, options, wanted))
+        asked.append(Asked(own, count, stop, options, wanted, pictures))
     robust = [one for one in asked if one.robust]
     assert len(robust) >= len(asked) - 3, "too many near ties to compare"
     assert any(len(one.wanted.tokens) < one.max_tokens and one.stop for one in robust)
+    shown = {size for one in robust for size in one.pictures}
+    assert not pictured or (len(robust) >= 36 and len(shown) >= 15), "too few pictures"
     return asked
 
 
@@ -262,7 +299,7 @@ def assert_served(model: Path, block: int, family: str, way: str, asked: list[As
     """One engine's tokens: together, again out of the cache, and alone."""
     # The checkpoint alone says how long its blocks are.
     own = {"diffusion_config": None, "max_model_len": CONTEXT}
-    prompts, params = [one.prompt for one in asked], [one.params() for one in asked]
+    prompts, params = [one.shown() for one in asked], [one.params() for one in asked]
     with engine(model, block, **(own | FAMILIES[family].ways[way])) as running:
         assert type(running.runner.model).__name__ == FAMILIES[family].model
         assert running.slots.length == block

@@ -19,8 +19,13 @@ BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHE
 
 def picture(width: int, height: int) -> str:
     """A data URL."""
+    return url_of(Image.new("RGB", (width, height)))
+
+
+def url_of(picture: Image.Image) -> str:
+    """A data URL."""
     file = io.BytesIO()
-    Image.new("RGB", (width, height)).save(file, "PNG")
+    picture.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -127,20 +127,18 @@ class Server:
 
     def stream(self, prompt: list[int], max_tokens: int, **body: Any) -> list[list[int]]:
         """Token ids of each event of a streamed completion."""
-        body = {
-            "model": "m",
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "return_token_ids": True,
-            "stream": True,
-        } | body
+        return self.events("completions", prompt=prompt, max_tokens=max_tokens, **body)
+
+    def events(self, endpoint: str, **body: Any) -> list[list[int]]:
+        """Token ids of each event of a streamed answer."""
+        body = {"model": "m", "return_token_ids": True, "stream": True} | body
         events = []
-        with self.client.stream("POST", "/v1/completions", json=body) as response:
+        with self.client.stream("POST", f"/v1/{endpoint}", json=body) as response:
             assert response.status_code == 200
             for line in response.iter_lines():
                 data = line.removeprefix("data: ")
                 if data and data != "[DONE]":
-                    events += [c["token_ids"] for c in json.loads(data)["choices"]]
+                    events += [c.get("token_ids") for c in json.loads(data)["choices"]]
         return [event for event in events if event]
 
     def metric(self, *names: str) -> float:

@@ -183,7 +183,7 @@ class DiffusionModelState(ModelState):
         verifies = choice.algorithm.verifies
         self.slots.enter(req_index, prompt, seed, reread=int(verifies))
         if self.embeddings is not None:
-            self.embeddings.conditioning.clear(req_index)
+            self.embeddings.clear(req_index)
         prompt_length = len(new_req_data.prompt_token_ids)
         is_new = len(prompt) == prompt_length
         # The scheduler ends a request at the same token.
@@ -289,7 +289,7 @@ class DiffusionModelState(ModelState):
             self.embeddings.encode(scheduled_encoder_inputs, input_batch)
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
-        """The input embeddings of a self-conditioned model; empty for models that read ids."""
+        """The input embeddings of a model that reads pictures; empty for models that read ids."""
         # vLLM's pipeline stages drop the result of a prompt whose request may output only one
         # token, because in an ordinary model no pass follows. Here passes over a canvas follow.
         input_batch.max_seq_len_np = None

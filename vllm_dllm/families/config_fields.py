@@ -70,11 +70,13 @@ class Fields:
         also: fields that are read by others, or that do not matter to the model.
         supported: for fields that would ask for something else, the values that ask for nothing,
             and what others ask for.
+        parts: what fields that hold objects know, by name.
     """
 
     config_class: type
     also: frozenset[str] = frozenset()
     supported: Mapping[str, tuple[Collection[Any], str]] = field(default_factory=dict)
+    parts: Mapping[str, "Fields"] = field(default_factory=dict)
 
     def ignored(
         self, stated: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str = ""
@@ -89,17 +91,18 @@ class Fields:
         Raises:
             SettingsError: a field asks for something that is not supported.
         """
-        declared = {each.name for each in fields(self.config_class)}
-        known = declared | self.also | _HOUSEKEEPING | self.supported.keys()
+        known = {each.name for each in fields(self.config_class)} | self.also | _HOUSEKEEPING
+        found = [prefix + name for name in stated if name not in known | self.supported.keys()]
         for name, value in stated.items():
             taken, wanted = self.supported.get(name, ((value,), ""))
             if not any(value is one or (type(value), value) == (type(one), one) for one in taken):
-                source = source_of(prefix + name, overrides)
                 raise SettingsError(
-                    f"{source}: {prefix}{name}={shown(value)} asks for {wanted}, which is not "
-                    "supported"
+                    f"{source_of(prefix + name, overrides)}: {prefix}{name}={shown(value)} asks "
+                    f"for {wanted}, which is not supported"
                 )
-        return [prefix + name for name in stated if name not in known]
+            if name in self.parts and isinstance(value, Mapping):
+                found += self.parts[name].ignored(value, overrides, f"{prefix}{name}.")
+        return found
 
 
 def hf_overrides(model_config: ModelConfig) -> dict[str, Any]:
@@ -141,10 +144,9 @@ def canvas_length(vllm_config: VllmConfig, usual: int | None = None) -> int:
     diffusion, model = vllm_config.diffusion_config, vllm_config.model_config
     if diffusion is not None and diffusion.canvas_length:
         return diffusion.canvas_length
-    for source, stated in (
-        ("--hf-overrides", hf_overrides(model)),
-        ("config.json", stated_fields(model)),
-    ):
+    sources = {"--hf-overrides": hf_overrides(model), "config.json": stated_fields(model)}
+    for source, stated in sources.items():
+        stated = (stated.get("text_config") or {}) | stated
         given = {name: stated[name] for name in LENGTHS if stated.get(name) is not None}
         for name, length in given.items():
             LENGTH.check(f"{source}: {name}", length)

@@ -1,9 +1,10 @@
 """Nemotron-Labs-Diffusion: canvases of masks after a causal prompt, and a causal commit."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import Ministral3Config
+from transformers import Ministral3Config, PixtralVisionConfig
 from vllm.config import ModelConfig
 
 from vllm_dllm.decoding.base import Beside
@@ -12,6 +13,8 @@ from vllm_dllm.families.config_fields import Fields, MaskedFields
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
+
+    from vllm_dllm.families.vision.embeddings import InputEmbeddings
 
 
 @strict
@@ -53,16 +56,36 @@ class MinistralDLMConfig(NemotronLabsDiffusionConfig):
     model_type = "ministral_dlm"
 
 
+@strict
 class NemotronLabsDiffusionVLMConfig(NemotronLabsDiffusionConfig):
-    """``model_type: nemotron_labs_diffusion_vlm``, which is refused."""
+    """``model_type: nemotron_labs_diffusion_vlm``; the fields of the text are not in an object."""
 
     model_type = "nemotron_labs_diffusion_vlm"
+    sub_configs: ClassVar[dict[str, type]] = {"vision_config": PixtralVisionConfig}
+    # No constrained output may have one.
+    boi_token_id: ClassVar[int] = 18
+    image_token_id: ClassVar[int] = 19
+    eoi_token_id: ClassVar[int] = 21
+
+    vision_config: Any = None
+    spatial_merge_size: int = 2
+    vision_feature_layer: int = -1
+    multimodal_projector_bias: bool = False
+    projector_hidden_act: str = "gelu"
 
     def __post_init__(self, **kwargs: Any) -> None:
-        raise ValueError(
-            "nemotron_labs_diffusion_vlm: the variants of Nemotron-Labs-Diffusion that read "
-            "pictures are not served; use a checkpoint for text (nemotron_labs_diffusion)"
-        )
+        if not isinstance(self.vision_config, PixtralVisionConfig):
+            self.vision_config = PixtralVisionConfig(**(self.vision_config or {}))
+        super().__post_init__(**kwargs)
+
+    @property
+    def text_config(self) -> NemotronLabsDiffusionConfig:
+        """The text's configuration as vLLM's class for pictures wants it, of an ordinary model."""
+        names = (field.name for field in fields(NemotronLabsDiffusionConfig))
+        given = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        text = NemotronLabsDiffusionConfig(**given | {"architectures": ["MistralForCausalLM"]})
+        text.canvas_length = None
+        return text
 
 
 FIELDS = Fields(
@@ -113,3 +136,21 @@ class MinistralDiffEncoder(NemotronLabsDiffusion):
     """Older checkpoints of the same model."""
 
     architecture: ClassVar[str] = "MinistralDiffEncoderModel"
+
+
+class NemotronVLM(NemotronLabsDiffusion):
+    """nvidia/Nemotron-Labs-Diffusion-VLM-8B: features of pictures are in the prompt only."""
+
+    architecture: ClassVar[str] = "NemotronLabsDiffusionVLMModel"
+    fields: ClassVar[Fields] = Fields(
+        NemotronLabsDiffusionVLMConfig,
+        FIELDS.also | {"dlm_type"},
+        {**FIELDS.supported, "vision_feature_layer": ((None, -1), "another layer's features")},
+        {"vision_config": Fields(PixtralVisionConfig, frozenset({"rope_theta", "head_dim"}))},
+    )
+
+    def embeddings(self, state: Any) -> "InputEmbeddings | None":
+        """See `Family.embeddings`."""
+        from vllm_dllm.families.vision.embeddings import InputEmbeddings
+
+        return InputEmbeddings(state) if state.supports_mm_inputs else None

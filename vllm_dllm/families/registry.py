@@ -32,6 +32,8 @@ OURS = {
     "SeedDiffcoderForCausalLM": ("stable_diffcoder", "StableDiffCoder", _SHARED),
     "NemotronLabsDiffusionModel": ("nemotron_labs_diffusion", "NemotronLabsDiffusion", _SHARED),
     "MinistralDiffEncoderModel": ("nemotron_labs_diffusion", "MinistralDiffEncoder", _SHARED),
+    "NemotronLabsDiffusionVLMModel": ("nemotron_labs_diffusion", "NemotronVLM", "vision.models"),
+    "SDARVForConditionalGeneration": ("sdar", "SDARVL", "vision.models"),
     "Fast_dLLM_QwenForCausalLM": ("fast_dllm", "FastDLLM", _SHARED),
     "DreamForCausalLM": ("dream_reasoner", "DreamReasoner", _SHARED),
     "OpenPanguDiffusionForCausalLM": ("openpangu", "OpenPangu", _SHARED),
@@ -44,6 +46,8 @@ CONFIGS = {
     "nemotron_labs_diffusion": ("nemotron_labs_diffusion", "NemotronLabsDiffusionConfig"),
     "ministral_dlm": ("nemotron_labs_diffusion", "MinistralDLMConfig"),
     "nemotron_labs_diffusion_vlm": ("nemotron_labs_diffusion", "NemotronLabsDiffusionVLMConfig"),
+    "sdar_v": ("sdar", "SDARVConfig"),
+    "llava_onevision": ("sdar", "OneVisionConfig"),
     "Fast_dLLM_Qwen": ("fast_dllm", "FastDLLMConfig"),
     "Dream": ("dream_reasoner", "DreamConfig"),
     "PanguEmbedded": ("openpangu", "PanguEmbeddedConfig"),
@@ -78,9 +82,7 @@ def installed() -> Mapping[str, Family]:
             )
             continue
         if architecture in OURS or architecture in found:
-            raise ValueError(
-                f"{architecture} is claimed by two families, one of which is {point.value}"
-            )
+            raise ValueError(f"{architecture} is claimed by two families, also {point.value}")
         found[architecture] = one
     return found
 
@@ -98,10 +100,7 @@ def architectures() -> tuple[str, ...]:
 
 
 def served_architectures() -> tuple[str, ...]:
-    """The architectures that this package serves in this environment.
-
-    ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's own class.
-    """
+    """Those that are served here: ``VLLM_DLLM_NATIVE=1`` leaves DiffusionGemma to vLLM's class."""
     left = GEMMA if native_gemma() else None
     return tuple(each for each in architectures() if each != left)
 

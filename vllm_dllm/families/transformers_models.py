@@ -99,15 +99,10 @@ class OpenPanguDiffusionForCausalLM(TransformersTensors, LlamaForCausalLM):
 RENAMED = WeightsMapper(orig_to_new_prefix={"encoder.": "model.", "diffusion_head.": "lm_head."})
 
 
-class NemotronLabsDiffusionModel(TransformersTensors, MistralForCausalLM):
-    """nvidia/Nemotron-Labs-Diffusion-*: one head for the diffusion and the causal predictions."""
+class MaskHasNoLogit(MaskedCanvasModel):
+    """A model whose mask takes no part in probabilities, which a tiled head does not do."""
 
-    released_as: ClassVar[str] = "Nemotron-Labs-Diffusion"
-    authors: ClassVar[str] = "Ministral3ForCausalLM"
-    # By which vLLM also reads the names of quantized layers and of adapters.
-    hf_to_vllm_mapper: ClassVar[WeightsMapper] = MistralForCausalLM.hf_to_vllm_mapper | RENAMED
-
-    # The mask takes no part in probabilities, which a tiled head does not do.
+    config: Any  # vLLM's class defines it
     has_plain_head: ClassVar[bool] = False  # type: ignore[assignment]
 
     @property
@@ -121,6 +116,15 @@ class NemotronLabsDiffusionModel(TransformersTensors, MistralForCausalLM):
             return found
 
         return logits
+
+
+class NemotronLabsDiffusionModel(MaskHasNoLogit, TransformersTensors, MistralForCausalLM):
+    """nvidia/Nemotron-Labs-Diffusion-*: one head for the diffusion and the causal predictions."""
+
+    released_as: ClassVar[str] = "Nemotron-Labs-Diffusion"
+    authors: ClassVar[str] = "Ministral3ForCausalLM"
+    # By which vLLM also reads the names of quantized layers and of adapters.
+    hf_to_vllm_mapper: ClassVar[WeightsMapper] = MistralForCausalLM.hf_to_vllm_mapper | RENAMED
 
     @staticmethod
     def vllm_name(name: str) -> str:

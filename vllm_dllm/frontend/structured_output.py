@@ -125,8 +125,9 @@ class StructuredOutput:
         self.reasoning_parser = "" if outputs.enable_in_reasoning else outputs.reasoning_parser
         self.tokenizer = tokenizer
         config = model.hf_config
-        named = vars(config.get_text_config()) | vars(config)
-        unwritten = {model.dllm.mask_token, *(named.get(name) for name in UNWRITTEN)} - {None}
+        parts = (config.get_text_config(), config)
+        ids = {getattr(part, name, None) for part in parts for name in UNWRITTEN}
+        unwritten = {model.dllm.mask_token, *ids} - {None}
         # The pool must not refer to the renderer, which calls `close` when it is deleted.
         size = model.get_vocab_size()
         self._pool = CompilerPool(

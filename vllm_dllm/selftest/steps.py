@@ -130,8 +130,7 @@ class BareModel:
         state = DiffusionModelState.__new__(DiffusionModelState)
         state.slots, state.parts, state.served = self.slots, self.parts, self.served
         state.readout, state.sampler, state.dtype = self.readout, self.sampler, torch.bfloat16
-        conditioning = self.conditioning
-        state.embeddings = conditioning and SimpleNamespace(conditioning=conditioning)
+        state.embeddings = self.conditioning  # of which it clears slots only
         state.model_config = SimpleNamespace(
             max_model_len=POSITIONS, get_hidden_size=lambda: self.hidden
         )

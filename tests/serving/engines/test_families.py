@@ -48,6 +48,8 @@ QUICK: dict[tuple[str, int], tuple[str, ...]] = {
     ("dream", 8): ("plain", "two blocks, preempted"),
     ("openpangu", 8): ("plain", "preempted, a step ahead"),
     ("llada2.2", 8): ("plain", "two blocks, preempted"),
+    ("sdar-vl", 4): ("plain", "chunks", "two blocks, preempted"),
+    ("nemotron-vlm", 8): ("chunks", "preempted, a step ahead"),
 }
 BLOCKS = {
     "sdar": (4, 8, 32),
@@ -58,6 +60,8 @@ BLOCKS = {
     "dream": (16, 32),
     "openpangu": (5, 8, 32),
     "llada2.2": (8, 32),
+    "sdar-vl": (4, 8, 32),
+    "nemotron-vlm": (5, 8, 32),
 }
 
 
@@ -137,6 +141,7 @@ RANKED = [
     for axis in ("tensor", "pipeline")
 ] + [
     *((name, block, "tensor") for name, block in (("nemotron", 5), ("nemotron", 8))),
+    *((name, block, "tensor") for name, block in (("sdar-vl", 4), ("nemotron-vlm", 8))),
     *(("fast-dllm", block, "tensor") for block in (32, 4)),
     *(("openpangu", block, "tensor") for block in (5, 8)),
     *(("sdar with experts", block, "spread") for block in (4, 8)),
@@ -155,7 +160,7 @@ def test_two_ranks_equal_the_reference(tmp_path: Path, case: tuple[str, int, str
     if axis == "spread":
         ways = {"spread": SPREAD | two}
     asked = requests(name, tmp_path, block)
-    given = [(one.prompt, one.max_tokens, one.stop, one.options) for one in asked]
+    given = [(one.prompt, one.max_tokens, one.stop, one.options, one.pictures) for one in asked]
     found = in_child(by_ranks, tmp_path, given, list(ways.values()))
     for way, served in zip(ways, found, strict=True):
         for tokens in served["answers"]:
@@ -173,8 +178,8 @@ def by_ranks(model: str, asked: list[Any], ways: list[dict[str, Any]]) -> Iterat
     """What engines of several ranks make of the requests, twice, in a process of its own."""
     from vllm import LLM
 
-    prompts = [{"prompt_token_ids": prompt} for prompt, *_ in asked]
-    params = [Asked(*given, Answer()).params() for given in asked]
+    of_child = [Asked(*given, Answer(), pictures) for *given, pictures in asked]
+    prompts, params = [one.shown() for one in of_child], [one.params() for one in of_child]
     # The checkpoint alone says how long its blocks are.
     own = {"diffusion_config": None, "max_model_len": CONTEXT, "disable_log_stats": False}
     for options in ways:

@@ -20,8 +20,10 @@ from tests.support import (
     reference_dream,
     reference_gemma,
     reference_llada2,
+    reference_nemotron,
     reference_openpangu,
     reference_sdar,
+    reference_vision,
 )
 from tests.support.adapters import RANK, adapter, merged, write
 from tests.support.checkpoints import TEXT_ONLY_OPTIONS
@@ -162,6 +164,20 @@ MODELS |= {
         by(reference_openpangu.Reference, reference_openpangu.Rule()),
         DENSE.params,
         ABSENT,
+        {"diffusion_config": None},
+    ),
+    "sdar-vl": Model(
+        lambda path: reference_vision.sdar_checkpoint(path, block=4),
+        by(reference_vision.Sdar, reference_sdar.Rule()),
+        DENSE.params,
+        {"vision_tower.vision_model.encoder.layers.0.self_attn.q_proj": "no layer"},
+        {"diffusion_config": None},
+    ),
+    "nemotron-vlm": Model(
+        lambda path: reference_vision.nemotron_checkpoint(path, block=4),
+        by(reference_vision.Nemotron, reference_nemotron.Rule()),
+        DENSE.params,
+        {"encoder.vision_tower.transformer.layers.0.attention.q_proj": "no layer"},
         {"diffusion_config": None},
     ),
 }

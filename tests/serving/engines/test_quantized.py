@@ -37,6 +37,7 @@ from tests.support.reference_fast_dllm import random_checkpoint as random_fast_d
 from tests.support.reference_nemotron import random_checkpoint as random_nemotron
 from tests.support.reference_openpangu import random_checkpoint as random_openpangu
 from tests.support.reference_sdar import random_checkpoint as random_sdar
+from tests.support.reference_vision import nemotron_checkpoint, sdar_checkpoint
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -222,7 +223,8 @@ def by_the_library(path: Path) -> dict[str, torch.Tensor]:
 
 def renamed(module: str) -> str:
     """A module of a checkpoint as the engine's model names it."""
-    return re.sub(r"^encoder\.", "model.", module.replace("decoder.", ""))
+    plain = module.replace("decoder.", "").removeprefix("language_model.")
+    return re.sub(r"^encoder\.", "model.", plain)
 
 
 def in_float64(path: Path) -> dict[str, torch.Tensor]:
@@ -244,7 +246,7 @@ def linear_layers(
     from vllm.model_executor.layers.linear import LinearBase
 
     for name, layer in running.runner.model.named_modules():
-        prefix, _, last = name.rpartition(".")
+        prefix, _, last = name.removeprefix("language_model.").rpartition(".")
         parts = [f"{prefix}.{part}" for part in FUSED.get(last, (last,))]
         if isinstance(layer, LinearBase) and parts[0] in exact:
             # A full-attention layer of DiffusionGemma takes its keys for values.
@@ -412,6 +414,8 @@ OTHERS: dict[str, tuple[Callable[[Path], Path], tuple[str, ...]]] = {
     "fast-dllm": (partial(random_fast_dllm, block=8), (*FLOATING, *INTEGERS)),
     "dream": (partial(random_dream, block=8), (*FLOATING, *INTEGERS)),
     "openpangu": (partial(random_openpangu, block=8), (*FLOATING, *INTEGERS)),
+    "sdar-vl": (partial(sdar_checkpoint, block=4), (*FLOATING, *INTEGERS)),
+    "nemotron-vlm": (partial(nemotron_checkpoint, block=4), (*FLOATING, *INTEGERS)),
 }
 WEIGHTS = [
     (f, case) for f in ("gemma", "llada2") for case in ("w8a16", "w4a16", "w4a16-asymmetric")

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import oracle
 from tests.support.dashboard import missing_metrics
-from tests.support.server import Server
+from tests.support.families import FAMILIES
+from tests.support.mistakes_in_requests import url_of
+from tests.support.reference_vision import Pictured, picture
+from tests.support.server import Pool, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -136,3 +140,41 @@ def test_nobody_notices_and_nothing_is_held(server: Server, golden: oracle.Check
             future.result()
     server.wait_until_idle()
     assert server.complete(prompts[0], 60, ignore_eos=True)["token_ids"] == alone[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sdar-vl", "nemotron-vlm"])
+def test_chats_with_pictures(pool: Pool, tmp_path: Path, name: str) -> None:
+    """The tokens of the reference, streamed or not; a picture that is none is refused alone."""
+    family = FAMILIES[name]
+    family.make(tmp_path, 4)
+    reference = family.reference(tmp_path)
+    assert isinstance(reference, Pictured)
+    served = pool.get(tmp_path, "--limit-mm-per-prompt", '{"image": 2}')
+    sizes = [(1, 90, 60), (2, 30, 70)]
+    text = {"type": "text", "text": "t5 t6 t7"}
+
+    def asked(urls: list[str]) -> dict[str, Any]:
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        chat = [{"role": "user", "content": [*shown, text]}]
+        return {"messages": chat, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+
+    urls = [url_of(picture(*size)) for size in sizes]
+    prompt = reference.shown([reference.placeholder] * 2 + [5, 6, 7], sizes)
+    wanted = reference.generate(prompt, 20, family.default or family.rules[0]).tokens
+    # Requests with the same picture at once may find vLLM's two caches of pictures to differ.
+    own, broken = url_of(picture(3, 40, 40)), "data:image/png;base64,AAAA"
+    with ThreadPoolExecutor(2) as threads:
+        whole = threads.submit(
+            served.post, "/v1/chat/completions", **asked(urls), return_token_ids=True
+        )
+        bad = threads.submit(served.post, "/v1/chat/completions", **asked([own, broken]))
+    answer = whole.result().json()
+    assert answer["usage"]["prompt_tokens"] == len(prompt), answer
+    assert answer["choices"][0]["token_ids"] == wanted
+    assert bad.result().status_code == 400, bad.result().text
+    events = served.events("chat/completions", **asked(urls))
+    assert len(events) > 1 and list(chain(*events)) == wanted
+    many = served.post("/v1/chat/completions", **asked([urls[0]] * 3))
+    assert many.status_code == 400 and "At most 2 image" in many.text
+    served.wait_until_idle()

@@ -69,9 +69,8 @@ class BlockCausalFamily(Family):
             )
         hf_config.canvas_length = length
         hf_config.mask_token_id = self.find_mask_token(model)
-        if vllm_config.diffusion_config is None:
-            vllm_config.diffusion_config = DiffusionConfig(canvas_length=length)
-        vllm_config.diffusion_config.canvas_length = length
+        diffusion = vllm_config.diffusion_config or DiffusionConfig(canvas_length=length)
+        vllm_config.diffusion_config, diffusion.canvas_length = diffusion, length
         if self.fields is not None:
             check_fields(model, self.fields.ignored)
         if self.aligned:
@@ -98,8 +97,7 @@ class BlockCausalFamily(Family):
             spelled = next((ids[text] for text in self.mask_spellings if text in ids), None)
             declared = getattr(tokenizer, "mask_token_id", None)
             mask = spelled if declared is None else declared
-        if mask is None:
-            mask = self.usual_mask_token
+        mask = self.usual_mask_token if mask is None else mask
         if mask is None:
             raise ValueError(
                 f"no mask token: config.json of {model_config.model} has no 'mask_token_id' and "

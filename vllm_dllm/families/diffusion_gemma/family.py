@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.diffusion_scheduler import DiffusionScheduler
 
-    from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
+    from vllm_dllm.families.vision.embeddings import InputEmbeddings
 
 SAMPLER_CLASS = "EntropyBoundSamplerConfig"
 
@@ -94,8 +94,8 @@ class DiffusionGemma(Family):
 
     def embeddings(self, state: Any) -> InputEmbeddings:
         """See `Family.embeddings`."""
-        from vllm_dllm.families.diffusion_gemma.input_embeddings import InputEmbeddings
         from vllm_dllm.families.diffusion_gemma.self_conditioning import SelfConditioning
+        from vllm_dllm.families.vision.embeddings import InputEmbeddings
 
         hidden = state.model_config.hf_text_config.hidden_size
         scale = state.model.model.normalizer
@@ -142,11 +142,7 @@ def ignored_fields(stated: Mapping[str, Any], overrides: Mapping[str, Any]) -> l
         # vLLM reads how many tokens an image has.
         "vision_config": Fields(type(config.vision_config), frozenset({"default_output_length"})),
     }
-    ignored = Fields(type(config)).ignored(stated, overrides)
-    for part, fields in parts.items():
-        if isinstance(stated.get(part), Mapping):
-            ignored += fields.ignored(stated[part], overrides, f"{part}.")
-    return ignored
+    return Fields(type(config), parts=parts).ignored(stated, overrides)
 
 
 def layer_shapes(vllm_config: VllmConfig) -> tuple[LayerShape, ...]:

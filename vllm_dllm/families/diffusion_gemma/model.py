@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm_dllm.checkpoints.stored import one_by_one, shapes_of
 from vllm_dllm.checkpoints.tiled_head import is_plain, tiled_head
 from vllm_dllm.checkpoints.verify import HEAD, VerifiedWeights
-from vllm_dllm.families.diffusion_gemma.pictures import PicturesNotEmbeddings, ReadablePictures
+from vllm_dllm.families.diffusion_gemma.pictures import GemmaPictureInfo, ReadablePictures
 from vllm_dllm.ops.statistics.head import Head
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _VISION = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    ReadablePictures, info=PicturesNotEmbeddings, dummy_inputs=Gemma4DummyInputsBuilder
+    ReadablePictures, info=GemmaPictureInfo, dummy_inputs=Gemma4DummyInputsBuilder
 )
 class DiffusionGemmaForBlockDiffusion(
     VerifiedWeights, DiffusionGemmaForConditionalGeneration, SupportsLoRA

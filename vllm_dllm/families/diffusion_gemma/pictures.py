@@ -5,13 +5,13 @@ Others are refused before they reach a worker, where one request's error would f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.model_executor.models.diffusion_gemma import DiffusionGemmaProcessingInfo
 from vllm.model_executor.models.gemma4_mm import Gemma4MultiModalProcessor
-from vllm.multimodal.parse import DictEmbeddingItems, EmbeddingItems, MultiModalDataItems
+
+from vllm_dllm.families.vision.processing import PicturesNotEmbeddings
 
 if TYPE_CHECKING:
     from vllm.inputs.engine import MultiModalInput
@@ -22,22 +22,10 @@ FIELDS = {
 }
 
 
-class PicturesNotEmbeddings(DiffusionGemmaProcessingInfo):
-    """Refuses embeddings, which vLLM accepts where an engine loads keys and values."""
+class GemmaPictureInfo(DiffusionGemmaProcessingInfo, PicturesNotEmbeddings):
+    """What vLLM asks about pictures."""
 
-    def parse_mm_data(
-        self, mm_data: Mapping[str, Any], *, validate: bool = True
-    ) -> MultiModalDataItems:
-        """See vLLM's class; raises ValueError for embeddings."""
-        found = super().parse_mm_data(mm_data, validate=False)
-        for modality, items in found.items():
-            if isinstance(items, EmbeddingItems | DictEmbeddingItems):
-                raise ValueError(
-                    f"{modality}_embeds: not read by DiffusionGemma; send the {modality} itself"
-                )
-            if validate:
-                self.validate_num_items(modality, len(items))
-        return found
+    released_as: ClassVar[str] = "DiffusionGemma"
 
 
 class ReadablePictures(Gemma4MultiModalProcessor):

@@ -100,9 +100,8 @@ class LLaDA2MoeConfig(PretrainedConfig):
         if self.moe_shared_expert_intermediate_size is None:
             self.moe_shared_expert_intermediate_size = self.moe_intermediate_size
         if architectures in (None, [ROUTED], [BLOCK_ROUTED]):  # others need not be diffusion models
-            self.canvas_length = (
-                self.canvas_length or self.block_length or self.block_size or DEFAULT_BLOCK_LENGTH
-            )
+            stated = self.canvas_length or self.block_length or self.block_size
+            self.canvas_length = stated or DEFAULT_BLOCK_LENGTH
 
 
 FIELDS = Fields(

@@ -1,0 +1,1 @@
+"""What models that read pictures share, and the masked models among them."""
