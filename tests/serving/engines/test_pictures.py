@@ -94,8 +94,10 @@ def running(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield it
 
 
-def asked(model: Model, size: tuple[int, int], color: int = 0, **options: Any) -> dict[str, Any]:
-    shown = Image.new("RGB", size, (color, 50, 200))
+def asked(
+    model: Model, edges: tuple[int, int], color: int = 0, /, **options: Any
+) -> dict[str, Any]:
+    shown = Image.new("RGB", edges, (color, 50, 200))
     prompt = model.question | {"multi_modal_data": {"image": shown}}
     return prompt | ({"mm_processor_kwargs": options} if options else {})
 

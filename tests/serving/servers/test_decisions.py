@@ -37,6 +37,7 @@ from tests.support.decisions import (
     with_tokens,
 )
 from tests.support.families import FAMILIES
+from tests.support.long import long_but
 from tests.support.reference import Reference
 from tests.support.server import Pool, Server
 
@@ -168,7 +169,7 @@ def written(name: str, path: Path) -> Reference:
     return reference_llada2.Reference.load(path, BLOCK, 299)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", long_but(["llada2"], SERVED))
 def test_masked_models_answer_as_their_reference(pool: Pool, tmp_path: Path, name: str) -> None:
     settings, flags, mask = SERVED[name]
     reference = written(name, tmp_path)
