@@ -18,6 +18,8 @@ from vllm_dllm.engine.warm_up import compile_updates
 from vllm_dllm.ops.compiled import CompiledOnce
 from vllm_dllm.selftest.steps import MODELS, BareModel
 
+pytestmark = pytest.mark.slow
+
 LENGTH, VOCABULARY, STEPS = 32, 320, 5
 LOGPROBS, STEP_MAPS = {"logprobs": 3}, {"options": {"return_step_maps": True}}
 NOT_OURS = f"{__name__}:Views"
