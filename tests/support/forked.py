@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,5 +77,10 @@ def forked(command: list[str], given: str = "") -> subprocess.CompletedProcess[s
     with tempfile.TemporaryDirectory() as folder:
         asked, out, errors = (Path(folder) / name for name in ("in", "out", "errors"))
         asked.write_text(given)
-        status = Forked(command, dict(os.environ), out, errors, asked).wait(1800)
+        process = Forked(command, dict(os.environ), out, errors, asked)
+        try:
+            status = process.wait(1800)
+        except BaseException:  # as `subprocess.run` does, and with the workers of an engine
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         return subprocess.CompletedProcess(command, status, out.read_text(), errors.read_text())

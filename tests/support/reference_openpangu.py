@@ -10,18 +10,16 @@ from pathlib import Path
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.support import reference, reference_nemotron
+from tests.support import reference, reference_fast_dllm, reference_nemotron
 from tests.support.random_weights import SIZES, VOCABULARY, spread, state, write_tokenizer
 
 MASK, END = VOCABULARY - 2, 1
 
 
 @dataclass(frozen=True)
-class Rule(reference.Rule):
+class Rule(reference_fast_dllm.Rule):
     """By default the published one: the surest position of the whole block."""
 
-    name: str = "SubBlocks"
-    threshold: float = 1.0
     sub_block_length: int | None = 32
 
 

@@ -39,7 +39,9 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     given, out, errors = request["files"]
     opened = [os.open(given, os.O_RDONLY)]
-    opened += [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for path in (out, errors)]
+    opened += [
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND) for path in (out, errors)
+    ]
     for number, file in enumerate(opened):
         os.dup2(file, number)
     sys.stdin = os.fdopen(0)  # the old one had read ahead
