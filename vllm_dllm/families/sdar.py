@@ -158,7 +158,11 @@ class SDARVL(SDAR):
     )
 
     def configure(self, vllm_config: VllmConfig) -> None:
-        """See `Family.configure`; the text's configuration has the mask and the block length."""
+        """See `Family.configure`; the text's configuration has the mask and the block length.
+
+        `SDAR.configure` would take the length from a checkpoint's name, because it looks for the
+        file's in the outer configuration.
+        """
         scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
         config = model.hf_config
         if config.mask_token_id is None:

@@ -76,6 +76,11 @@ class MaskedPicturesModel(MaskedCanvasModel):
         return cls.hf_to_vllm_mapper.map_name(name) or name
 
 
+def joined(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """One mapping of the tensors of a model's parts, whose prefixes are the keys."""
+    return {f"{part}{name}": it for part, tensors in parts.items() for name, it in tensors.items()}
+
+
 class PictureProcessor(processing.BaseMultiModalProcessor[Any]):
     """Makes the pixels of each picture by itself, so that they can be cached by picture.
 
@@ -228,8 +233,7 @@ class NemotronLabsDiffusionVLMModel(
             "encoder.vision_tower.": shapes_of(PixtralVisionModel, config.vision_config),
             "encoder.multi_modal_projector.": shapes_of(Mistral3MultiModalProjector, config),
         }
-        text = NemotronLabsDiffusionModel.tensor_shapes(config.text_config)
-        return text | {f"{part}{name}": it for part in parts for name, it in parts[part].items()}
+        return NemotronLabsDiffusionModel.tensor_shapes(config.text_config) | joined(parts)
 
 
 # ---- SDAR-VL
@@ -286,7 +290,7 @@ class SDARVForConditionalGeneration(
             _TOWER: shapes_of(SiglipVisionModel, config.vision_config),
             "multi_modal_projector.": shapes_of(LlavaOnevisionMultiModalProjector, config),
         }
-        found = {f"{part}{name}": it for part in parts for name, it in parts[part].items()}
+        found = joined(parts)
         if config.text_config.tie_word_embeddings:
             del found["language_model.lm_head.weight"]
         found["image_newline"] = (config.text_config.hidden_size,)
