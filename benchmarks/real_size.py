@@ -406,8 +406,9 @@ def longest(events: Sequence[tuple[str, float, float]]) -> list[tuple[str, float
 
 def longest_gap(events: Sequence[tuple[str, float, float]]) -> float:
     """Return the longest time in milliseconds that no kernel ran, under the profiler."""
-    gap, until = 0.0, events[0][1] if events else 0.0
-    for _, begin, end in sorted(events, key=lambda event: event[1:]):
+    in_order = sorted(events, key=lambda event: event[1:])
+    gap, until = 0.0, in_order[0][1] if in_order else 0.0
+    for _, begin, end in in_order:
         gap, until = max(gap, begin - until), max(until, end)
     return gap / 1e3
 
