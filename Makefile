@@ -20,7 +20,7 @@ demo: setup ## serve a small checkpoint and chat with it (MODEL=tiny-llada2, tin
 
 # Two processes, each with whole files: an engine takes one core, and a process holds one engine.
 core := attention checkpoints constraints decoding engine families kv_transfer ops settings startup tracing
-test-quick: setup ## unit tests of the core, in less than a minute: no engine, no server
+test-quick: setup ## unit tests of the core, in two to three minutes: no engine, no server
 	@$(bin)/python -m pytest -n 2 --dist loadfile -m "not engine and not slow and not long" \
 	  tests/test_rooms.py $(wildcard $(addprefix tests/,$(core)))
 
