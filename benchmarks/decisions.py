@@ -7,19 +7,22 @@ Each system is a real server on loopback. All are up at the same time and take t
 minute of the machine slows all of them; figures are medians of the turns. The systems are:
 
     sdar            this package, tiny-sdar
-    sdar-choice     the same server, asked for a label by a chat with a constraint
+    sdar-choice     the same server, asked for labels by chats with a constraint
     sdar-causal     the same weights decoded token by token, read by vLLM's own strategy
     gemma           this package, tiny-diffusiongemma
-    gemma-choice    the same server, asked for a label by a chat with a constraint
+    gemma-choice    the same server, asked for labels by chats with a constraint
     gemma-native    vLLM's own class for the same
 
-Every request is one question of any type about a state of its own, with up to 9 words. The
-checkpoints know no answers; their tokenizers get tokens for "yes" and "no", which decisions need.
+At 8 at a time a request has 8 questions about one state, or as many chats are in flight about it.
+No prompt is asked for twice, or the prefix cache would answer for one of two systems. States have
+up to 9 words. The checkpoints know no answers; their tokenizers get tokens for "yes" and "no",
+which decisions need.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import shutil
 import sys
 import tempfile
@@ -27,7 +30,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,7 +41,16 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import write  # noqa: E402
 from benchmarks.serve import System, server_of, start  # noqa: E402
 from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_SDAR  # noqa: E402
-from tests.support.decisions import CHANNEL, LABELS, asked, bodies, decide, with_tokens  # noqa: E402
+from tests.support.decisions import (  # noqa: E402
+    CHANNEL,
+    KINDS,
+    LABELS,
+    asked,
+    decide,
+    question,
+    text,
+    with_tokens,
+)
 from tests.support.server import Server  # noqa: E402
 
 AS_CAUSAL = '{"architectures": ["Qwen3ForCausalLM"], "canvas_length": null}'
@@ -54,44 +66,54 @@ SYSTEMS = {
 }
 
 
-def questions(count: int, seed: int) -> list[tuple[str, dict[str, Any], str]]:
-    """Single questions: each with its type and its state."""
-    each = bodies(-(-count // 3), seed)
+@dataclass(frozen=True)
+class State:
+    """A state, and the questions about it."""
+
+    state: str
+    questions: dict[str, dict[str, Any]]
+
+
+def states(count: int, at_once: int, chance: random.Random) -> list[State]:
+    """Random states with so many questions each, of all types in turn."""
     return [
-        (kind, body["questions"][kind], body["state"])
-        for body in each
-        for kind in body["questions"]
+        State(text(chance, 9), {f"q{n}": question(chance, KINDS[n % 3]) for n in range(at_once)})
+        for _ in range(count)
     ]
 
 
-def by_decision(server: Server, asks: tuple[str, dict[str, Any], str]) -> None:
-    """Ask a question as a decision."""
-    kind, spec, state = asks
-    decide(server, {"state": state, "questions": {kind: spec}})
+def by_decisions(server: Server, every: list[State], _: int) -> None:
+    """Ask all questions about a state in one request, a state after the other."""
+    for one in every:
+        decide(server, asdict(one))
 
 
-def by_choice(server: Server, asks: tuple[str, dict[str, Any], str]) -> None:
-    """Ask the same of the chat, which may only answer with a label."""
-    kind, spec, state = asks
-    one = asked(kind, spec)
-    content = f"{state}\n\n{one.type.prompt(one)}"
-    answer = server.post(
-        "/v1/chat/completions",
-        messages=[{"role": "user", "content": content}],
-        max_tokens=2,  # the label, and the end that every constrained answer has
-        temperature=0,
-        structured_outputs={"choice": list(one.labels)},
-    )
-    answer.raise_for_status()
+def by_choices(server: Server, every: list[State], at_once: int) -> None:
+    """Ask each question in a chat of its own, which may only answer with a label."""
 
+    def ask(name: str, one: State) -> None:
+        spec = asked(name, one.questions[name])
+        answer = server.post(
+            "/v1/chat/completions",
+            messages=[{"role": "user", "content": f"{one.state}\n\n{spec.type.prompt(spec)}"}],
+            max_tokens=2,  # the label, and the end that every constrained answer has
+            temperature=0,
+            structured_outputs={"choice": list(spec.labels)},
+        )
+        answer.raise_for_status()
 
-def rate(server: Server, ask: Callable[..., None], at_once: int, count: int, seed: int) -> float:
-    """Answers a second to so many questions, with this number of clients."""
-    every = questions(count, seed)
     with ThreadPoolExecutor(at_once) as clients:
-        begin = time.monotonic()
-        list(clients.map(lambda one: ask(server, one), every))
-        return len(every) / (time.monotonic() - begin)
+        asks = [clients.submit(ask, name, one) for one in every for name in one.questions]
+        for done in asks:
+            done.result()
+
+
+def rate(server: Server, ask: Callable[..., None], at_once: int, least: int, seed: str) -> float:
+    """Answers a second to questions, so many at a time; `seed` is not used twice."""
+    every = states(-(-least // at_once), at_once, random.Random(seed))
+    begin = time.monotonic()
+    ask(server, every, at_once)
+    return len(every) * at_once / (time.monotonic() - begin)
 
 
 def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -106,13 +128,13 @@ def measure(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         start(list(servers.values()), stack)
         for at_once in args.at_once:
-            count = max(args.least, args.rounds * at_once)
             turns: dict[str, list[float]] = {name: [] for name in args.systems}
             for turn in range(args.turns + 1):  # the first one warms up
                 for name in args.systems:
-                    ask = by_choice if name.endswith(CHOICE) else by_decision
+                    ask = by_choices if name.endswith(CHOICE) else by_decisions
                     server = servers[name.removesuffix(CHOICE)]
-                    turns[name].append(rate(server, ask, at_once, count, 100 * turn + at_once))
+                    least, seed = max(args.least, 2 * at_once), f"{name} {at_once} {turn}"
+                    turns[name].append(rate(server, ask, at_once, least, seed))
                     print(f"{name}: {turns[name][-1]:.0f} a second at {at_once}", file=sys.stderr)
             for name, found in turns.items():
                 figures = {"decisions_per_second": median(found[1:]), "turns": found[1:]}
@@ -137,7 +159,6 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--least", type=int, default=60, help="questions of a run, at least")
-    parser.add_argument("--rounds", type=int, default=6, help="questions for each at a time")
     parser.add_argument("--turns", type=int, default=5, help="runs of each system")
     parser.add_argument("--eager", action="store_true", help="nothing compiled, for quick starts")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -47,6 +47,7 @@ class AdmittedParams(SamplingParams):
         clone, made = params.clone(), cls.__new__(cls)
         for name in SamplingParams.__struct_fields__:
             setattr(made, name, getattr(clone, name))
+        made.skip_clone = True  # nobody else has this copy, so vLLM need not copy it deeply again
         return made
 
     def _validate_diffusion(self, model_config: Any) -> None:
