@@ -54,16 +54,18 @@ class FrontEnd:
 
         return StructuredOutput(self._config, self._tokenizer, self._at_end)
 
-    async def admit(self, params: Any, prompt: Prompt) -> Any:
+    async def admit(self, params: Any, prompt: Prompt, waits: Callable[[], None]) -> Any:
         """Wait for a request's constraint; returns the parameters to continue with.
 
-        The constraint is compiled in another process while other requests are served. Raises
-        VLLMValidationError for a refusal, and ConstraintsBusyError as `StructuredOutput.submit`.
+        The constraint is compiled in another process while other requests are served, which may
+        overtake this one: `waits` is called before. Raises VLLMValidationError for a refusal, and
+        ConstraintsBusyError as `StructuredOutput.submit`.
         """
         if not isinstance(params, SamplingParams):
             return params
         prepared, resolved = self._prepare(params)
         if prepared.structured_outputs is not None:
+            waits()
             await self.structured.compiled(prepared, resolved.constraint_depth, prompt)
         return prepared
 

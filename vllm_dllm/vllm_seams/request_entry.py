@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm_dllm.frontend import FRONT_END, Prompt, current, refuse_beam_search
@@ -96,20 +98,35 @@ async def _admit(
         return await original(self, request_id, prompt, params, *args, **kwargs)
     ids = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
     ended, options = (kwargs.get(name) for name in REASONING)
-    follows = Prompt(ids, ended, options)
-    if http is None:
-        params = await front_end.admit(params, follows)
-        return await original(self, request_id, prompt, params, *args, **kwargs)
-    prompt_index = len(http.queues)
-    http.queues.append(None)
+    forget = partial(_forget_pictures, self, prompt)
+    index = 0 if http is None else len(http.queues)
+    if http is not None:
+        http.queues.append(None)
     try:
-        params = await front_end.admit(params, follows)
+        params = await front_end.admit(params, Prompt(ids, ended, options), forget)
         queue = await original(self, request_id, prompt, params, *args, **kwargs)
     except Exception as error:
-        http.fail(error)
+        forget()
+        if http is not None:
+            http.fail(error)
         raise
-    http.queues[prompt_index] = queue
+    if http is not None:
+        http.queues[index] = queue
     return queue
+
+
+def _forget_pictures(client: Any, prompt: Any) -> None:
+    """Let the next request send the pictures of this one, which has not reached the engine.
+
+    VLLM takes every picture that it has rendered for one that the engine has. After a request that
+    was refused, or while one waits for its constraint, the next with the same picture would fail
+    with status 500. Ends when vLLM counts a picture as sent when it sends it.
+    """
+    cache = client.renderer.mm_processor_cache
+    hashes = prompt.get("mm_hashes") if isinstance(prompt, dict) else None
+    if cache is not None and hashes:
+        for one in chain.from_iterable(hashes.values()):
+            cache.invalidate(one)
 
 
 def _count_by_algorithm(

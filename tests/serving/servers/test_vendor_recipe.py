@@ -6,6 +6,8 @@ What they override is written into the checkpoint, so that each would be seen to
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,21 @@ def test_pictures(served: Server) -> None:
     assert refused.status_code == 400 and "image" in refused.text, refused.text
     long = served.post("/v1/chat/completions", **image(picture(8000, 20)), max_tokens=4)
     assert long.status_code == 200, long.text
+
+
+def test_a_picture_is_sent_again_after_a_request_that_did_not_send_it(served: Server) -> None:
+    """One that is refused once its picture has been read, or still waits for its constraint."""
+
+    def show(width: int, **options: Any) -> int:
+        asked = image(picture(width, 90)) | {"max_tokens": 4} | options
+        return served.post("/v1/chat/completions", **asked).status_code
+
+    endless = {"structured_outputs": {"regex": "(a|b)*a(a|b){26}c"}}
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(show, 101, **endless)
+        time.sleep(0.5)
+        assert show(101) == 200
+        assert not waits.done()
+        assert waits.result() == 400
+    assert show(102, logit_bias={"99999": 1}) == 400
+    assert show(102) == 200
