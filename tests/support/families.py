@@ -44,7 +44,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "sync": SYNC,
     "sync, a step ahead": AHEAD | SYNC,
     "chunks": CHUNKS,
-    "chunks, a step ahead": AHEAD | CHUNKS,
+    # With so few requests two blocks would be the choice, which has ways of its own.
+    "chunks, a step ahead": AHEAD | CHUNKS | dllm(fused_commit="off"),
     "preempted": FEW,
     "preempted, a step ahead": AHEAD | FEW,
     "preempted, sync, a step ahead": AHEAD | FEW | SYNC,

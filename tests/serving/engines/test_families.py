@@ -149,6 +149,7 @@ RANKED = [
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # an engine of two processes for each way
 @pytest.mark.parametrize("case", RANKED, ids=str)
 def test_two_ranks_equal_the_reference(tmp_path: Path, case: tuple[str, int, str]) -> None:
     name, block, axis = case

@@ -17,16 +17,20 @@ import torch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 
-from tests.support import drive, reference_dream, reference_llada2, reference_nemotron
+from tests.support import drive, reference_llada2
 from tests.support.engine import Engine, count_calls, engine
+from tests.support.families import FAMILIES
 from tests.support.long import long_but
 from tests.support.ops.chi_square import limit
+from tests.support.reference_vision import Size, picture
 
 pytestmark = pytest.mark.engine
 
 VOCABULARY, BLOCK, SEEDS = 300, 16, 1000
 PROMPT = list(range(20, 20 + 2 * BLOCK))
 of_llada2 = pytest.mark.parametrize("model", ["llada2"], indirect=True)
+# Models whose every prompt begins with a picture, as long as some blocks are.
+PICTURED: dict[str, Size] = {"sdar-vl": (1, 76, 20), "nemotron-vlm": (1, 32, 116)}
 # Every position is decided in the first step, so that positions are independent draws.
 ONE_STEP = {"diffusion_max_steps": 1}
 
@@ -39,12 +43,20 @@ class Model:
         rows: the reference's logits ``[new, vocabulary]`` of the masks in the first canvas after a
             text, without that of the mask token.
         filtered: a draw to which filters leave no choice is certain.
+        shown: what every text begins with, as the model reads it.
+        pictures: what a prompt says of them, beside its tokens.
     """
 
     running: Engine
     mask: int
     rows: Callable[[list[int]], torch.Tensor]
     filtered: bool
+    shown: list[int]
+    placeholders: list[int]
+    pictures: dict[str, Any]
+
+    def prompt(self, text: list[int]) -> dict[str, Any]:
+        return {"prompt_token_ids": self.placeholders + text, **self.pictures}
 
 
 @pytest.fixture(
@@ -52,32 +64,39 @@ class Model:
     params=[
         "llada2",
         pytest.param("nemotron", marks=pytest.mark.slow),
-        pytest.param("dream", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("dream", *PICTURED)),
     ],
 )
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    path, aligned = tmp_path_factory.mktemp(request.param) / "model", request.param != "nemotron"
-    if request.param == "llada2":
+    name, path = request.param, tmp_path_factory.mktemp(request.param) / "model"
+    shown, placeholders, pictures = list[int](), list[int](), dict[str, Any]()
+    if name == "llada2":
         mask = VOCABULARY - 1
         reference_llada2.random_checkpoint(path, 3, vocab_size=VOCABULARY, mask_token_id=mask)
         reference: Any = reference_llada2.Reference.load(path, BLOCK, mask)
     else:
-        module: Any = reference_dream if aligned else reference_nemotron
-        mask = module.MASK
-        reference = module.Reference(module.random_checkpoint(path, BLOCK))
+        FAMILIES[name].make(path, BLOCK)
+        reference = FAMILIES[name].reference(path)
+        mask = reference.mask
+    if name in PICTURED:
+        size, placeholders = PICTURED[name], [reference.placeholder]
+        pictures = {"multi_modal_data": {"image": picture(*size)}}
+        shown = reference.shown(placeholders, [size])
+        assert len(shown) % BLOCK == 0, "tests count blocks from the start of their text"
 
     def rows(text: list[int]) -> torch.Tensor:
-        new = BLOCK - (len(text) % BLOCK if aligned else 0)
-        begin = () if aligned else (len(text),)
+        new = BLOCK - (len(text) % BLOCK if reference.aligned else 0)
+        known = shown + text
+        begin = () if reference.aligned else (len(known),)
         with torch.no_grad():
-            logits = reference.logits(text + [mask] * new, *begin)[len(text) :].float().clone()
+            logits = reference.logits(known + [mask] * new, *begin)[len(known) :].float().clone()
         logits[:, mask] = -torch.inf
         return logits
 
-    with engine(path, BLOCK, max_num_seqs=64) as running:
-        yield Model(running, mask, rows, request.param == "dream")
+    with engine(path, BLOCK, max_num_seqs=64, max_num_batched_tokens=1024) as running:
+        yield Model(running, mask, rows, name == "dream", shown, placeholders, pictures)
 
 
 def params(**options: Any) -> SamplingParams:
@@ -87,7 +106,8 @@ def params(**options: Any) -> SamplingParams:
 
 
 def tokens(model: Model, *asked: Any) -> list[list[int]]:
-    return [found for found, _ in model.running.generate([PROMPT] * len(asked), asked)]
+    prompts = [model.prompt(PROMPT)] * len(asked)
+    return [found for found, _ in model.running.generate(prompts, asked)]
 
 
 def chi_square(drawn: list[int], expected: torch.Tensor) -> tuple[float, float]:
@@ -158,8 +178,7 @@ def test_logprobs(temperature: float, model: Model) -> None:
     """They are those of the deciding step, for the chosen token and the likeliest ones."""
     prompt = PROMPT[:-3]  # of LLaDA2 a tail of the prompt stands in the first canvas
     asked = params(temperature=temperature, max_tokens=BLOCK + 3, logprobs=3, seed=4, **ONE_STEP)
-    given = {"prompt_token_ids": prompt}
-    (output,) = model.running.llm.generate([given], [asked], use_tqdm=False)
+    (output,) = model.running.llm.generate([model.prompt(prompt)], [asked], use_tqdm=False)
     one = output.outputs[0]
     assert len(one.logprobs) == len(one.token_ids) == BLOCK + 3
     for row, token, reported in zip(
@@ -181,7 +200,8 @@ def test_penalties(model: Model) -> None:
     for _ in range(2):
         logits = model.rows(PROMPT + output)
         count = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=VOCABULARY)
-        seen = torch.bincount(torch.tensor(PROMPT + output), minlength=VOCABULARY) > 0
+        before = model.shown + PROMPT + output
+        seen = torch.bincount(torch.tensor(before), minlength=VOCABULARY) > 0
         repeated = torch.where(logits > 0, logits / 1.5, logits * 1.5)
         logits = torch.where(seen, repeated, logits) - (0.4 * count + 0.7 * (count > 0))
         output += logits.argmax(-1).tolist()
@@ -211,7 +231,7 @@ def test_bad_words(model: Model) -> None:
 
 
 def test_several_samples(model: Model) -> None:
-    prompt, asked = {"prompt_token_ids": PROMPT}, params(n=3, temperature=1.5)
+    prompt, asked = model.prompt(PROMPT), params(n=3, temperature=1.5)
     first, again = (
         [list(one.token_ids) for one in output.outputs]
         for output in model.running.llm.generate([prompt] * 2, [asked] * 2, use_tqdm=False)
