@@ -56,7 +56,7 @@ def with_tokens(path: Path, words: Mapping[str, str | int], *, swap_case: bool =
     return path
 
 
-def with_bytes(path: Path, of: Path, words: Mapping[str, int]) -> Path:
+def with_bytes(path: Path, of: Path, words: Mapping[str, str | int]) -> Path:
     """Give a checkpoint the tokenizer of another one, with these words, labels and a template."""
     shutil.copy(of / "tokenizer.json", path)
     stated = json.loads((of / "tokenizer_config.json").read_text())

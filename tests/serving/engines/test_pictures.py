@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support import reference_nemotron
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.engine import Engine, count_calls, engine, greedy
 from tests.support.families import FAMILIES, Asked
 from tests.support.long import long_but
-from tests.support.reference import Answer
+from tests.support.reference import MARGIN, Answer
 from tests.support.reference_vision import SHOWN, START, Pictured, picture
 
 pytestmark = pytest.mark.engine
@@ -261,3 +262,23 @@ def test_pictures_wait_for_each_other(ahead: bool, tmp_path: Path) -> None:
         assert [tokens for tokens, _ in found] == [one.wanted.tokens for one in asked]
         assert len(released) > len(asked)
         running.assert_idle()
+
+
+@pytest.mark.slow
+def test_drafts_beside_pictures_are_verified(tmp_path: Path) -> None:
+    """LinearSpec's answers are those of greedy decoding, whatever the prompt shows."""
+    family = FAMILIES["nemotron-vlm"]
+    family.make(tmp_path, 8)
+    reference, asked = family.reference(tmp_path), []
+    assert isinstance(reference, Pictured)
+    for n in range(8):
+        prompt = [*range(40, 43 + n), reference.placeholder, *range(60, 60 + 2 * n)]
+        linear = {"diffusion_algorithm": "LinearSpec"}
+        asked.append(Asked(prompt, 20, [], linear, Answer(), [(n, 20 + 19 * n, 90 - 7 * n)]))
+    with engine(tmp_path, 0, diffusion_config=None) as running:
+        params = [one.params() for one in asked]
+        found = running.generate([one.shown() for one in asked], params)
+    for one, (tokens, _) in zip(asked, found, strict=True):
+        shown = reference.shown(one.prompt, one.pictures)
+        margin = reference_nemotron.Reference.greedy_margin(reference, shown, tokens)  # type: ignore[arg-type]
+        assert len(tokens) == 20 and margin > -MARGIN
