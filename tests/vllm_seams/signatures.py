@@ -48,6 +48,8 @@ USED = (
     "vllm.v1.engine:EngineCoreOutput.new_sampling_mask",
     "vllm.v1.metrics.stats:SchedulerStats.num_kv_fetch_reqs_by_stage",
     "vllm.renderers.base:BaseRenderer._resources",
+    "vllm.renderers.base:BaseRenderer.mm_processor_cache",
+    "vllm.multimodal.cache.base:BaseMultiModalProcessorCache.invalidate",
     f"{_SCHEDULER}.encoder_cache_mismatch_reqs",
     f"{_SCHEDULER}.need_mamba_block_aligned_split",
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.cache_blocks",
