@@ -16,15 +16,17 @@ worker's position. So a step may be in flight, and one CUDA graph is enough:
 
 The first canvas of a request has no block before it to write. It comes first in the window and is
 followed by masks, whose keys and values are never read. If those masks would lie beyond the end of
-the context, the prompt's last whole block is read again instead.
+the context, the prompt's last whole block is read again instead; see also `keep_prompts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
@@ -40,6 +42,9 @@ class TwoBlockWindow:
         self.block = torch.zeros_like(slots.tokens)  # the finished block before the canvas
         # [slots], whether the window begins with that block rather than the canvas.
         self.has_block = torch.zeros_like(slots.read_only)
+        # [slots], in host memory: whether it began with a block of the prompt, which ends at `end`.
+        self.from_prompt: np.ndarray = np.zeros(len(slots.tokens), dtype=bool)
+        self.end = torch.zeros_like(slots.start)  # int64 [slots]
         assert slots.kind.mask_token is not None
         self.masks = torch.full_like(slots.tokens[:1], slots.kind.mask_token)  # [1, L]
 
@@ -48,7 +53,9 @@ class TwoBlockWindow:
         start = len(known) - len(known) % self.length
         has_block = start + 2 * self.length > self.context
         self.has_block[slot].fill_(has_block)
+        self.from_prompt[slot] = has_block
         if has_block:
+            self.end[slot].fill_(start)
             row: np.ndarray = np.array(known[start - self.length : start], dtype=np.int64)
             self.block[slot].copy_(to_device(row, self.block.device))
 
@@ -58,6 +65,29 @@ class TwoBlockWindow:
         has_block = self.has_block[slot][:, None]
         first = torch.where(has_block, self.block[slot], canvas)
         return torch.cat([first, torch.where(has_block, canvas, masks)], 1)
+
+    def keep_prompts(self, input_batch: Any, stored: torch.Tensor) -> None:
+        """Keep what the cache has of prompts, if a window reads their tokens without pictures.
+
+        `stored` says where the keys and values of a step go, int64 ``[KV cache groups, tokens]``;
+        it is changed in place.
+        """
+        drafts = input_batch.num_draft_tokens_per_req
+        if drafts is None:
+            return
+        slots = input_batch.idx_mapping_np[: len(drafts)]
+        rows = np.flatnonzero(self.from_prompt[slots] & (drafts > 0))
+        if not len(rows):
+            return
+        count = input_batch.num_scheduled_tokens[rows]
+        token: np.ndarray = np.repeat(
+            input_batch.query_start_loc_np[rows] - count.cumsum() + count, count
+        )
+        token += np.arange(len(token))
+        both: np.ndarray = np.stack([token, np.repeat(slots[rows], count)]).astype(np.int64)
+        at, slot = to_device(both, self.end.device)
+        of_prompt = input_batch.positions[at] < self.end[slot]
+        stored[:, at] = stored[:, at].masked_fill(of_prompt, PAD_SLOT_ID)
 
     def canvas_rows(
         self, hidden: torch.Tensor, slot: torch.Tensor, is_window: np.ndarray

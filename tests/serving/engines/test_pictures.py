@@ -14,7 +14,7 @@ from PIL import Image
 from tests.support import reference_nemotron
 from tests.support.checkpoints import TINY_GEMMA
 from tests.support.engine import Engine, count_calls, engine, greedy
-from tests.support.families import FAMILIES, Asked
+from tests.support.families import FAMILIES, Asked, dllm
 from tests.support.long import long_but
 from tests.support.reference import MARGIN, Answer
 from tests.support.reference_vision import SHOWN, START, Pictured, picture
@@ -262,6 +262,28 @@ def test_pictures_wait_for_each_other(ahead: bool, tmp_path: Path) -> None:
         assert [tokens for tokens, _ in found] == [one.wanted.tokens for one in asked]
         assert len(released) > len(asked)
         running.assert_idle()
+
+
+@pytest.mark.slow
+def test_pictures_before_the_end_of_the_context(tmp_path: Path) -> None:
+    """There the first step reads the prompt's last whole block again, but not its pictures."""
+    family, context = FAMILIES["sdar-vl"], 80
+    family.make(tmp_path, 32)
+    reference, asked = family.reference(tmp_path), []
+    assert isinstance(reference, Pictured)
+    for n in range(8):
+        prompt, sizes = [*range(40, 43 + n), reference.placeholder, 7], [(n, 76, 20)]
+        shown = reference.shown(prompt, sizes)
+        assert 32 < int(reference.where[-1]) < len(shown) < 64, "no block before the canvas"
+        wanted = reference.generate(shown, 5, family.default, (), context)
+        asked.append(Asked(prompt, 5, [], {}, wanted, sizes))
+    options = {"diffusion_config": None, "async_scheduling": True} | dllm(fused_commit="on")
+    with engine(tmp_path, 0, max_model_len=context, block_size=32, **options) as running:
+        assert running.runner.model_state.parts.window is not None
+        for _ in range(2):  # the second time, the picture comes out of the prefix cache
+            params = [one.params() for one in asked]
+            found = running.generate([one.shown() for one in asked], params)
+            assert [tokens for tokens, _ in found] == [one.wanted.tokens for one in asked]
 
 
 @pytest.mark.slow

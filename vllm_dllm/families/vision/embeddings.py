@@ -116,6 +116,8 @@ class InputEmbeddings:
         self.buffer[:tokens].copy_(embedded)
         if self.tails is not None:
             self.tails.apply(self.buffer, input_batch, where)
+            if (window := self.state.parts.window) is not None:
+                window.keep_prompts(input_batch, self.state.prepared.slot_mappings)
         if self.conditioning is not None and input_batch.num_draft_tokens:
             self.conditioning.apply(self.buffer, input_batch)
         return self.dummy(input_batch.num_tokens_after_padding)
