@@ -291,6 +291,8 @@ def start(system: System, model: Path, args: argparse.Namespace) -> Any:
         total = torch.cuda.mem_get_info()[1]
         options["kv_cache_memory_bytes"] = int(1.5 * pages) + (1 << 30)
         options["gpu_memory_utilization"] = min(0.9, (system.weights + BESIDE_WEIGHTS) / total)
+    elif args.routing == "uniform":
+        options["enforce_eager"] = True  # on a CPU vLLM's simulator of routing does not compile
     if system.tiny == "tiny-diffusiongemma":
         options["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     for given in args.option:

@@ -90,8 +90,7 @@ BENCHMARKS = {
     "benchmarks/ops/best_path.py": "--quick",
     "benchmarks/ops/row_stats.py": "--quick",
     "benchmarks/real_size.py": (
-        "--tiny --steps 5 --requests 1 --context 40 --systems LLaDA2.0-mini --json OUT"
-        " --option enforce_eager=true --limit 240"
+        "--tiny --steps 5 --requests 1 --context 40 --systems LLaDA2.0-mini --json OUT --limit 240"
     ),
     "benchmarks/report.py": "--check",
     "benchmarks/sdar.py": "--at-once 1 --wide 1 --per-task 1 --repeats 1 --turns 1 --json OUT",
