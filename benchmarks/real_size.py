@@ -347,7 +347,9 @@ class Denoising:
         self.engine = llm.llm_engine
         self.requests = requests
         extra = dict(system.extra) or None
-        params = {"temperature": 0.0, "max_tokens": args.room, "ignore_eos": True} | asked
+        # VLLM's own class takes no other temperature, and is compared with what does as much.
+        temperature = 1.0 if system.tiny == "tiny-diffusiongemma" else 0.0
+        params = {"temperature": temperature, "max_tokens": args.room, "ignore_eos": True} | asked
         self.names = [f"{requests}-{n}-{time.monotonic_ns()}" for n in range(requests)]
         for n, name in enumerate(self.names):
             ids = [3 + (7 * n + i) % 200 for i in range(args.context)]
