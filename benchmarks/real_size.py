@@ -293,6 +293,8 @@ def start(system: System, model: Path, args: argparse.Namespace) -> Any:
         options["gpu_memory_utilization"] = min(0.9, (system.weights + BESIDE_WEIGHTS) / total)
     elif args.routing == "uniform":
         options["enforce_eager"] = True  # on a CPU vLLM's simulator of routing does not compile
+    if not system.native:  # a step is one pass, as vLLM's own class takes
+        options["additional_config"] = {"dllm": {"passes_per_step": 1}}
     if system.tiny == "tiny-diffusiongemma":
         options["limit_mm_per_prompt"] = {"image": 0, "video": 0}
     for given in args.option:
