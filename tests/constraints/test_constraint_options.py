@@ -149,7 +149,7 @@ def test_optional_calls_yield_to_a_refusal(asks: bool | None) -> None:
     )
     token = current.set(HttpRequest(asks_for_calls=asks))
     try:
-        asyncio.run(structured().compiled(params, None, Prompt([])))
+        asyncio.run(structured().compiled(params, None, Prompt([]), lambda: None))
         assert asks is False and params.structured_outputs is None
     except VLLMValidationError:
         assert asks is not False

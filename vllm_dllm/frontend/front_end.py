@@ -58,15 +58,14 @@ class FrontEnd:
         """Wait for a request's constraint; returns the parameters to continue with.
 
         The constraint is compiled in another process while other requests are served, which may
-        overtake this one: `waits` is called before. Raises VLLMValidationError for a refusal, and
-        ConstraintsBusyError as `StructuredOutput.submit`.
+        overtake this one: `waits` is called before, unless it has been compiled already. Raises
+        VLLMValidationError for a refusal, and ConstraintsBusyError as `StructuredOutput.submit`.
         """
         if not isinstance(params, SamplingParams):
             return params
         prepared, resolved = self._prepare(params)
         if prepared.structured_outputs is not None:
-            waits()
-            await self.structured.compiled(prepared, resolved.constraint_depth, prompt)
+            await self.structured.compiled(prepared, resolved.constraint_depth, prompt, waits)
         return prepared
 
     def process(self, make: Callable[[Any], Any], params: Any) -> Any:

@@ -179,8 +179,12 @@ class StructuredOutput:
         except (ConstraintError, BusyError) as error:
             raise _for_client(error) from error
 
-    async def compiled(self, params: SamplingParams, depth: int | None, prompt: Prompt) -> None:
+    async def compiled(
+        self, params: SamplingParams, depth: int | None, prompt: Prompt, waits: Callable[[], None]
+    ) -> None:
         """Wait until a request's constraint is compiled; arguments and errors as for `submit`.
+
+        `waits` is called first if it has not been compiled yet.
 
         If it is refused and consists of optional calls that the request does not ask for, it is
         dropped.
@@ -188,10 +192,12 @@ class StructuredOutput:
         http = current.get()
         try:
             automaton = self.submit(params, depth, prompt)
-            # Other requests may wait for the same automaton, so a request that stops waiting must
-            # not cancel it. asyncio would log an error that is never retrieved.
-            waiting = asyncio.shield(asyncio.wrap_future(automaton))
-            await asyncio.gather(waiting, return_exceptions=True)
+            if not automaton.done():
+                waits()
+                # Other requests may wait for the same automaton, so a request that stops waiting
+                # must not cancel it. asyncio would log an error that is never retrieved.
+                waiting = asyncio.shield(asyncio.wrap_future(automaton))
+                await asyncio.gather(waiting, return_exceptions=True)
             _result(automaton)
         except VLLMValidationError as error:
             if http is None or http.asks_for_calls is not False:

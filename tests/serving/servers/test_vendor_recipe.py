@@ -135,3 +135,13 @@ def test_a_picture_is_sent_again_after_a_request_that_did_not_send_it(served: Se
         assert waits.result() == 400
     assert show(102, logit_bias={"99999": 1}) == 400
     assert show(102) == 200
+
+
+def test_a_picture_is_sent_once_beside_a_constraint_that_is_known(served: Server) -> None:
+    asked = image(picture(103, 90)) | {"max_tokens": 8, "structured_outputs": {"regex": "[ab]{2}"}}
+    hits = []
+    for _ in range(4):  # the first waits for its constraint, so that the second sends again
+        hits.append(served.metric("vllm:mm_cache_hits_total"))
+        answer = served.post("/v1/chat/completions", **asked)
+        assert answer.status_code == 200, answer.text
+    assert hits[-1] > hits[-2], hits
