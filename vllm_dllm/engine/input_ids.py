@@ -29,6 +29,19 @@ def read_canvases(input_batch: Any, canvases: torch.Tensor) -> None:
     ids[input_batch.logits_indices] = tokens.to(ids.dtype)
 
 
+def first_tokens(
+    input_batch: Any, rows: np.ndarray, count: np.ndarray, device: torch.device
+) -> torch.Tensor:
+    """The first `count` tokens of each of these rows (both int ``[n]``) of a batch.
+
+    Returns each token's row, and where it is in the input, int64 ``[2, tokens]``.
+    """
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
+    both: np.ndarray = np.stack([np.repeat(rows, count), token])
+    return to_device(both, device)
+
+
 def read_again(input_batch: Any, history: torch.Tensor) -> None:
     """Write the tokens of the blocks whose commit shares this pass into the input.
 
@@ -45,10 +58,6 @@ def read_again(input_batch: Any, history: torch.Tensor) -> None:
     rows = np.flatnonzero((before > 0) & ~is_prompt)
     if not len(rows):
         return
-    count = before[rows]
-    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    token = np.repeat(input_batch.query_start_loc_np[rows], count) + nth
-    both: np.ndarray = np.stack([np.repeat(rows, count), token])
-    row, at = to_device(both, history.device)
+    row, at = first_tokens(input_batch, rows, before[rows], history.device)
     slot, position = input_batch.idx_mapping[row].long(), input_batch.positions[at].long()
     input_batch.input_ids[at] = history[slot, position].to(input_batch.input_ids.dtype)

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 
+from vllm_dllm.engine.input_ids import first_tokens
 from vllm_dllm.engine.slots import SlotState
 from vllm_dllm.engine.to_device import to_device
 
@@ -80,13 +81,8 @@ class TwoBlockWindow:
         if not len(rows):
             return
         count = input_batch.num_scheduled_tokens[rows]
-        token: np.ndarray = np.repeat(
-            input_batch.query_start_loc_np[rows] - count.cumsum() + count, count
-        )
-        token += np.arange(len(token))
-        both: np.ndarray = np.stack([token, np.repeat(slots[rows], count)]).astype(np.int64)
-        at, slot = to_device(both, self.end.device)
-        of_prompt = input_batch.positions[at] < self.end[slot]
+        row, at = first_tokens(input_batch, rows, count, self.end.device)
+        of_prompt = input_batch.positions[at] < self.end[input_batch.idx_mapping[row].long()]
         stored[:, at] = stored[:, at].masked_fill(of_prompt, PAD_SLOT_ID)
 
     def canvas_rows(
