@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,11 +43,10 @@ from benchmarks.serve import System, server_of, start  # noqa: E402
 from tests.support.checkpoints import TEXT_ONLY_FLAGS, TINY_GEMMA, TINY_SDAR  # noqa: E402
 from tests.support.decisions import (  # noqa: E402
     CHANNEL,
-    KINDS,
     LABELS,
     asked,
     decide,
-    question,
+    questions_about,
     text,
     with_tokens,
 )
@@ -66,36 +65,20 @@ SYSTEMS = {
 }
 
 
-@dataclass(frozen=True)
-class State:
-    """A state, and the questions about it."""
-
-    state: str
-    questions: dict[str, dict[str, Any]]
-
-
-def states(count: int, at_once: int, chance: random.Random) -> list[State]:
-    """Random states with so many questions each, of all types in turn."""
-    return [
-        State(text(chance, 9), {f"q{n}": question(chance, KINDS[n % 3]) for n in range(at_once)})
-        for _ in range(count)
-    ]
-
-
-def by_decisions(server: Server, every: list[State], _: int) -> None:
+def by_decisions(server: Server, every: list[dict[str, Any]], _: int) -> None:
     """Ask all questions about a state in one request, a state after the other."""
     for one in every:
-        decide(server, asdict(one))
+        decide(server, one)
 
 
-def by_choices(server: Server, every: list[State], at_once: int) -> None:
+def by_choices(server: Server, every: list[dict[str, Any]], at_once: int) -> None:
     """Ask each question in a chat of its own, which may only answer with a label."""
 
-    def ask(name: str, one: State) -> None:
-        spec = asked(name, one.questions[name])
+    def ask(name: str, one: dict[str, Any]) -> None:
+        spec = asked(name, one["questions"][name])
         answer = server.post(
             "/v1/chat/completions",
-            messages=[{"role": "user", "content": f"{one.state}\n\n{spec.type.prompt(spec)}"}],
+            messages=[{"role": "user", "content": f"{one['state']}\n\n{spec.type.prompt(spec)}"}],
             max_tokens=2,  # the label, and the end that every constrained answer has
             temperature=0,
             structured_outputs={"choice": list(spec.labels)},
@@ -103,14 +86,16 @@ def by_choices(server: Server, every: list[State], at_once: int) -> None:
         answer.raise_for_status()
 
     with ThreadPoolExecutor(at_once) as clients:
-        asks = [clients.submit(ask, name, one) for one in every for name in one.questions]
+        asks = [clients.submit(ask, name, one) for one in every for name in one["questions"]]
         for done in asks:
             done.result()
 
 
 def rate(server: Server, ask: Callable[..., None], at_once: int, least: int, seed: str) -> float:
     """Answers a second to questions, so many at a time; `seed` is not used twice."""
-    every = states(-(-least // at_once), at_once, random.Random(seed))
+    chance = random.Random(seed)
+    count = -(-least // at_once)
+    every = [questions_about(text(chance, 9), at_once, chance) for _ in range(count)]
     begin = time.monotonic()
     ask(server, every, at_once)
     return len(every) * at_once / (time.monotonic() - begin)

@@ -84,6 +84,12 @@ def text(chance: random.Random, most: int) -> str:
     return " ".join("".join(chance.choices(letters, k=chance.randint(1, 7))) for _ in words)
 
 
+def questions_about(state: str, count: int, chance: random.Random) -> dict[str, Any]:
+    """A request of so many questions, of all types in turn."""
+    specs = {f"q{n}": question(chance, KINDS[n % 3]) for n in range(count)}
+    return {"state": state, "questions": specs}
+
+
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
     """Random states, each with a question of each type."""
     chance = random.Random(seed)

@@ -24,7 +24,6 @@ from tests.support.commands import run
 from tests.support.decisions import (
     CHANNEL,
     DECISIONS,
-    KINDS,
     LABELS,
     Read,
     asked,
@@ -32,7 +31,7 @@ from tests.support.decisions import (
     by_hand,
     by_reference,
     decide,
-    question,
+    questions_about,
     with_bytes,
     with_tokens,
 )
@@ -65,16 +64,10 @@ def assert_answered(
                 read.assert_is(others[name])
 
 
-def all_at_once(state: str) -> dict[str, Any]:
-    """A request of 64 questions about one state."""
-    chance = random.Random(5)
-    specs = {f"q{n}": question(chance, KINDS[n % 3]) for n in range(64)}
-    return {"state": state, "questions": specs}
-
-
 def assert_state_is_read_once(server: Server) -> None:
     """64 questions at once, with pages of 32 tokens."""
-    body, hits = all_at_once("abcdefgh" * 16), "vllm:prefix_cache_hits_total"
+    body = questions_about("abcdefgh" * 16, 64, random.Random(5))
+    hits = "vllm:prefix_cache_hits_total"
     before = server.metric(hits)
     found = decide(server, body)
     assert server.metric(hits) - before >= 63 * len(body["state"])
@@ -108,7 +101,7 @@ def vllms_own(pool: Pool, gemma_with_labels: Path) -> Server:
 
 
 def test_gemma_answers_as_vllms_own_class(ours: Server, vllms_own: Server) -> None:
-    every = [*bodies(STATES, seed=1), all_at_once("a state")]
+    every = [*bodies(STATES, seed=1), questions_about("a state", 64, random.Random(5))]
     wanted = [decide(vllms_own, body) for body in every]
     assert "vllm_dllm" not in vllms_own.log.read_text()
     assert_answered(ours, every, wanted)
