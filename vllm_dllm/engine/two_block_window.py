@@ -43,9 +43,8 @@ class TwoBlockWindow:
         self.block = torch.zeros_like(slots.tokens)  # the finished block before the canvas
         # [slots], whether the window begins with that block rather than the canvas.
         self.has_block = torch.zeros_like(slots.read_only)
-        # [slots], in host memory: whether it began with a block of the prompt, which ends at `end`.
-        self.from_prompt: np.ndarray = np.zeros(len(slots.tokens), dtype=bool)
-        self.end = torch.zeros_like(slots.start)  # int64 [slots]
+        # [slots], in host memory: where that block ends if it is the prompt's last one, or 0.
+        self.prompt_end: np.ndarray = np.zeros(len(slots.tokens), dtype=np.int64)
         assert slots.kind.mask_token is not None
         self.masks = torch.full_like(slots.tokens[:1], slots.kind.mask_token)  # [1, L]
 
@@ -54,9 +53,8 @@ class TwoBlockWindow:
         start = len(known) - len(known) % self.length
         has_block = start + 2 * self.length > self.context
         self.has_block[slot].fill_(has_block)
-        self.from_prompt[slot] = has_block
+        self.prompt_end[slot] = start if has_block else 0
         if has_block:
-            self.end[slot].fill_(start)
             row: np.ndarray = np.array(known[start - self.length : start], dtype=np.int64)
             self.block[slot].copy_(to_device(row, self.block.device))
 
@@ -76,13 +74,13 @@ class TwoBlockWindow:
         drafts = input_batch.num_draft_tokens_per_req
         if drafts is None:
             return
-        slots = input_batch.idx_mapping_np[: len(drafts)]
-        rows = np.flatnonzero(self.from_prompt[slots] & (drafts > 0))
+        end = self.prompt_end[input_batch.idx_mapping_np[: len(drafts)]]
+        rows = np.flatnonzero((end > 0) & (drafts > 0))
         if not len(rows):
             return
         count = input_batch.num_scheduled_tokens[rows]
-        row, at = first_tokens(input_batch, rows, count, self.end.device)
-        of_prompt = input_batch.positions[at] < self.end[input_batch.idx_mapping[row].long()]
+        _, at = first_tokens(input_batch, rows, count, stored.device)
+        of_prompt = input_batch.positions[at] < to_device(np.repeat(end[rows], count), at.device)
         stored[:, at] = stored[:, at].masked_fill(of_prompt, PAD_SLOT_ID)
 
     def canvas_rows(
