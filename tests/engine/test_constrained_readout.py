@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from canvas_grammar import CompileLimits, Constraint, Vocabulary
 from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar_support.joined import interpreted_finder
 
+from vllm_dllm.decoding.base import DrawnIn
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.engine import constraints
@@ -46,7 +49,7 @@ def packed(pattern: str) -> bytes:
 class Batch:
     """Requests in the first denoise step of their first canvas, and their readings."""
 
-    def __init__(self, masked: bool, finder: str = "cpu", **more: bool) -> None:
+    def __init__(self, masked: bool, finder: str = "cpu", **more: Any) -> None:
         mask = VOCABULARY - 1 if masked else None
         kind = CanvasKind(L, VOCABULARY, mask, aligned=masked, **more)
         count, algorithm = len(REQUESTS), LowConfidence if masked else EntropyBound
@@ -104,9 +107,10 @@ def test_the_kernels_find_what_a_cpu_finds(masked: bool) -> None:
             torch.testing.assert_close(tensor, getattr(two, name), rtol=1e-5, atol=1e-6)
 
 
-def test_a_confidence_in_what_tokens_are_drawn_from() -> None:
-    """Drawn freely or along a path, at the request's temperature and after its filters."""
-    batch = Batch(masked=True, filtered_confidence=True)
+@pytest.mark.parametrize("drawn_in", ["tempered", "filtered"])
+def test_a_confidence_at_the_temperature_of_draws(drawn_in: DrawnIn) -> None:
+    """Drawn freely or along a path, before or after the request's filters."""
+    batch = Batch(masked=True, drawn_in=drawn_in)
     batch.parts.rows.enter(1, RowOptions(top_k=5, prompt_length=L))
     plan = batch.plan()
     found = batch.readings(plan).statistics
@@ -115,7 +119,7 @@ def test_a_confidence_in_what_tokens_are_drawn_from() -> None:
     logits[..., VOCABULARY - 1] = -torch.inf
     for slot, (temperature, pattern, _) in enumerate(REQUESTS[:4]):
         scores = logits[slot] / (temperature or 1.0)
-        if slot == 1:
+        if slot == 1 and drawn_in == "filtered":
             scores[scores < scores.topk(5).values[:, -1:]] = -torch.inf
         own = scores.softmax(-1).gather(1, found.token[slot][:, None])[:, 0]
         if temperature:

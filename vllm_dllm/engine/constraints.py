@@ -247,7 +247,7 @@ class ConstrainedStep:
         """Replace a masked model's tokens and their confidences with those of paths, in place.
 
         A most probable path's token has its probability; a drawn one's comes from `with_drawn`,
-        with `StepPlan.own_confidence` or `FreeTokens.share`. Positions after the end of the text
+        with `StepPlan.own_confidence` or `MaskedRows.share`. Positions after the end of the text
         have confidence 1.
         """
         where = self.constraints.known(plan.on_host)
@@ -280,7 +280,7 @@ class ConstrainedStep:
         sure = path.probability(greedy.probability)
         if draws:
             own = None if own is None else own[:, None]
-            share = free.share if self.constraints.slots.kind.filtered_confidence else None
+            share = None if rows.share is None else rows.share.view(*shape)
             weight = path.margin.exp()
             sampled = with_drawn(greedy, weight, path.inside, path.token, own, share)
             of_drawn = torch.where(path.inside, sampled.probability, 1.0)

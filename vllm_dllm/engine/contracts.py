@@ -249,6 +249,7 @@ class MaskedRows:
     tempered: torch.Tensor | None = None  # [rows, ids], logits divided by the temperature
     filtered: torch.Tensor | None = None  # the same with -inf for tokens that filters exclude
     keys: torch.Tensor | None = None  # int64 [n, L], the keys of the random numbers
+    share: torch.Tensor | None = None  # float32 [rows], see `with_drawn`
     # int64 [n, L], the row of each position in these logits, or -1 if it was not read; None if
     # every position has its own.
     place: torch.Tensor | None = None

@@ -156,12 +156,15 @@ class MaskedPipeline:
         chosen = self._choose(biased(logits, changes), plan, keys)
         if plan.rows is None:
             return chosen
-        count = len(plan.slots) * self.slots.length
+        count, share = len(plan.slots) * self.slots.length, chosen.share
+        if share is not None:
+            share = share.new_zeros(count).index_copy_(0, plan.rows, share)
         place = torch.full((count,), -1).index_copy_(0, plan.rows, torch.arange(len(plan.rows)))
         return replace(
             chosen,
             statistics=chosen.statistics.spread(plan.rows, count),
             greedy=chosen.greedy.spread(plan.rows, count),
+            share=share,
             place=place.view(-1, self.slots.length),
         )
 
@@ -182,16 +185,23 @@ class MaskedPipeline:
         tempered = logits.float() / torch.where(draws, temperature, 1.0)[:, None]
         tempered[:, self.mask_token].fill_(-torch.inf)
         kept = self.parts.rows.filtered(tempered, plan) if plan.needs_rows else tempered
-        chosen = greedy
+        chosen, share = greedy, self._share(greedy.token, tempered, kept)
         # Constrained canvases draw later, when they follow their paths.
         if (samples & ~constrained).any():
             drawn = self.draw(kept, flat)
-            weight, share = drawn_weight(greedy, tempered, drawn), None
-            if self.slots.kind.filtered_confidence:
-                largest = kept.gather(1, greedy.token[:, None])[:, 0]
-                share = (largest - kept.logsumexp(-1)).exp()
+            weight = drawn_weight(greedy, tempered, drawn)
             chosen, logprob = self._drawn(greedy, plan, temperature, draws, drawn, weight, share)
-        return MaskedRows(chosen, greedy, logits, logprob, tempered, kept, keys)
+        return MaskedRows(chosen, greedy, logits, logprob, tempered, kept, keys, share)
+
+    def _share(
+        self, likeliest: torch.Tensor, tempered: torch.Tensor, kept: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The argmax' probability in what `Family.drawn_in` says, see `with_drawn`."""
+        drawn_in = self.slots.kind.drawn_in
+        if drawn_in is None:
+            return None
+        rows = kept if drawn_in == "filtered" else tempered
+        return (rows.gather(1, likeliest[:, None])[:, 0] - rows.logsumexp(-1)).exp()
 
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """The temperatures ``[n]`` of canvases for each row that is read.

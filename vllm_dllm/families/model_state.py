@@ -33,7 +33,7 @@ class FamilyModelState(DiffusionModelState):
             family.shifted,
             served.settings.blocks,
             served.settings.blocks_open_at,
-            family.filtered_confidence,
+            family.drawn_in,
         )
         policy = CommitPolicy(
             sync=served.settings.execution == "sync",

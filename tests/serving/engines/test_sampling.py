@@ -23,6 +23,7 @@ from tests.support.families import FAMILIES
 from tests.support.long import long_but
 from tests.support.ops.chi_square import limit
 from tests.support.reference_vision import Size, picture
+from vllm_dllm.decoding.base import DrawnIn
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +43,7 @@ class Model:
     Attributes:
         rows: the reference's logits ``[new, vocabulary]`` of the masks in the first canvas after a
             text, without that of the mask token.
-        filtered: a draw to which filters leave no choice is certain.
+        drawn_in: see `Family.drawn_in`.
         shown: what every text begins with, as the model reads it.
         pictures: what a prompt says of them, beside its tokens.
     """
@@ -50,7 +51,7 @@ class Model:
     running: Engine
     mask: int
     rows: Callable[[list[int]], torch.Tensor]
-    filtered: bool
+    drawn_in: DrawnIn | None
     shown: list[int]
     placeholders: list[int]
     pictures: dict[str, Any]
@@ -96,7 +97,8 @@ def model(
         return logits
 
     with engine(path, BLOCK, max_num_seqs=64, max_num_batched_tokens=1024) as running:
-        yield Model(running, mask, rows, name == "dream", shown, placeholders, pictures)
+        drawn_in = running.runner.model_state.family.drawn_in
+        yield Model(running, mask, rows, drawn_in, shown, placeholders, pictures)
 
 
 def params(**options: Any) -> SamplingParams:
@@ -163,7 +165,7 @@ def test_distribution(name: str, model: Model) -> None:
 
 def test_greedy_is_the_likeliest_token_alone(model: Model) -> None:
     """Whatever the seed. A draw as likely as the argmax is as sure, so that many pass at once."""
-    sure = {"diffusion_threshold": 0.0} if model.filtered else {}
+    sure = {"diffusion_threshold": 0.0} if model.drawn_in == "filtered" else {}
     both = (params(temperature=0, seed=n, **sure) for n in (1, 42))
     one, other = tokens(model, *both)
     assert one == other
@@ -171,6 +173,13 @@ def test_greedy_is_the_likeliest_token_alone(model: Model) -> None:
     steps = count_calls(model.running.runner.sampler, "update")
     tokens(model, params(top_k=1, diffusion_threshold=0.01, max_tokens=BLOCK))
     assert len(steps) <= 4
+
+
+def test_a_low_temperature_makes_draws_sure(model: Model) -> None:
+    """A few steps decide a block, if confidence is that after the temperature."""
+    steps = count_calls(model.running.runner.sampler, "update")
+    tokens(model, params(temperature=1e-3, max_tokens=BLOCK))
+    assert (len(steps) < BLOCK // 2) == (model.drawn_in is not None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -205,8 +205,8 @@ def with_drawn(
             confidence is its own probability at temperature 1 (`Algorithm.own_confidence`), and 0
             for the others; None if there are none. The probability is
             ``exp(largest - logsumexp) * weight**temperature``.
-        share: float32 ``[rows]``, the argmax' probability in the distribution from which tokens are
-            drawn, if a drawn token's confidence is its own one there; else None.
+        share: float32 ``[rows]``, the argmax' probability at the temperature of draws, if a drawn
+            token's confidence is its own one there; else None.
     """
     sure = torch.minimum(greedy.probability, weight)
     if own_confidence_temperature is not None:
