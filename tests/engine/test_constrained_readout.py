@@ -11,7 +11,7 @@ from canvas_grammar import CompileLimits, Constraint, Vocabulary
 from canvas_grammar.automaton.compilation import compile_constraint
 from canvas_grammar_support.joined import interpreted_finder
 
-from vllm_dllm.decoding.base import DrawnIn
+from vllm_dllm.decoding.base import DrawConfidence
 from vllm_dllm.decoding.entropy_bound import EntropyBound
 from vllm_dllm.decoding.thresholds import LowConfidence
 from vllm_dllm.engine import constraints
@@ -107,10 +107,10 @@ def test_the_kernels_find_what_a_cpu_finds(masked: bool) -> None:
             torch.testing.assert_close(tensor, getattr(two, name), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("drawn_in", ["tempered", "filtered"])
-def test_a_confidence_at_the_temperature_of_draws(drawn_in: DrawnIn) -> None:
+@pytest.mark.parametrize("draw_confidence", ["tempered", "filtered"])
+def test_a_confidence_at_the_temperature_of_draws(draw_confidence: DrawConfidence) -> None:
     """Drawn freely or along a path, before or after the request's filters."""
-    batch = Batch(masked=True, drawn_in=drawn_in)
+    batch = Batch(masked=True, draw_confidence=draw_confidence)
     batch.parts.rows.enter(1, RowOptions(top_k=5, prompt_length=L))
     plan = batch.plan()
     found = batch.readings(plan).statistics
@@ -119,7 +119,7 @@ def test_a_confidence_at_the_temperature_of_draws(drawn_in: DrawnIn) -> None:
     logits[..., VOCABULARY - 1] = -torch.inf
     for slot, (temperature, pattern, _) in enumerate(REQUESTS[:4]):
         scores = logits[slot] / (temperature or 1.0)
-        if slot == 1 and drawn_in == "filtered":
+        if slot == 1 and draw_confidence == "filtered":
             scores[scores < scores.topk(5).values[:, -1:]] = -torch.inf
         own = scores.softmax(-1).gather(1, found.token[slot][:, None])[:, 0]
         if temperature:

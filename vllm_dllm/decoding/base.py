@@ -21,10 +21,9 @@ Corruption = Literal["mask", "uniform"]
 # What a request may ask for beside its text: a constraint; logprobs; records of its steps; biases,
 # penalties and other changes to logits; and options that fix or read positions of a canvas.
 Beside = Literal["constraints", "logprobs", "traces", "row_options", "canvas_options"]
-# What a drawn token's confidence is its probability in: after the temperature, or after the filters
-# (top-k, top-p), too.
-DrawnIn = Literal["tempered", "filtered"]
 ALL_BESIDE: frozenset[Beside] = frozenset(get_args(Beside))
+# A drawn token's confidence is its probability after the temperature, or after top-k and top-p too.
+DrawConfidence = Literal["tempered", "filtered"]
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class MaskedReadout:
         from vllm_dllm.engine.token_choice import MaskedPipeline
 
         made = MaskedPipeline
-        if self.triton and self.slots.kind.drawn_in is None:
+        if self.triton and self.slots.kind.draw_confidence is None:
             from vllm_dllm.engine.readout_triton import MaskedKernelPipeline
 
             made = MaskedKernelPipeline

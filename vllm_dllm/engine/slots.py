@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from vllm_dllm.decoding import Algorithm, Canvas, EditTokens
-from vllm_dllm.decoding.base import DrawnIn
+from vllm_dllm.decoding.base import DrawConfidence
 from vllm_dllm.engine.to_device import copy_into, to_device
 from vllm_dllm.ranges import AlgorithmConfig
 from vllm_dllm.settings.resolution import ResolvedDecoding
@@ -56,7 +56,7 @@ class CanvasKind:
     shifted: bool = False  # position i is read at row i - 1, see `Family.shifted`
     blocks: int = 1  # how many blocks a canvas holds, see `decoding.blocks`
     opens_at: float | None = None  # see `DllmSettings.blocks_open_at`
-    drawn_in: DrawnIn | None = None  # see `Family.drawn_in`
+    draw_confidence: DrawConfidence | None = None  # see `Family.draw_confidence`
 
     @property
     def block_length(self) -> int:

@@ -196,11 +196,11 @@ class MaskedPipeline:
     def _share(
         self, likeliest: torch.Tensor, tempered: torch.Tensor, kept: torch.Tensor
     ) -> torch.Tensor | None:
-        """The argmax' probability in what `Family.drawn_in` says, see `with_drawn`."""
-        drawn_in = self.slots.kind.drawn_in
-        if drawn_in is None:
+        """The argmax' probabilities by `Family.draw_confidence`, see `with_drawn`; or None."""
+        asked = self.slots.kind.draw_confidence
+        if asked is None:
             return None
-        rows = kept if drawn_in == "filtered" else tempered
+        rows = kept if asked == "filtered" else tempered
         return (rows.gather(1, likeliest[:, None])[:, 0] - rows.logsumexp(-1)).exp()
 
     def _per_row(self, values: torch.Tensor, plan: StepPlan) -> torch.Tensor:

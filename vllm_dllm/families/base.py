@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_dllm.decoding import Corruption
-from vllm_dllm.decoding.base import Beside, DrawnIn, EditTokens
+from vllm_dllm.decoding.base import Beside, DrawConfidence, EditTokens
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -35,8 +35,8 @@ class Family(ABC):
         shifted: position i is read at row i - 1, as causal models are. A canvas then begins with a
             decided token: a prompt token, or the likeliest one after the last row of the commit
             before. Needs masks.
-        drawn_in: the distribution in which a drawn token's probability is its confidence, whatever
-            `Algorithm.own_confidence` says; None if that decides. Needs masks.
+        draw_confidence: what a drawn token's confidence is, whatever `Algorithm.own_confidence`
+            says; None if that decides. Needs masks.
         usual: settings for which the model's authors have other defaults than the algorithm, by its
             name.
         end_tokens: ids that end every answer, also where the checkpoint does not say so.
@@ -56,7 +56,7 @@ class Family(ABC):
     algorithm: ClassVar[str]
     aligned: ClassVar[bool]
     shifted: ClassVar[bool] = False
-    drawn_in: ClassVar[DrawnIn | None] = None
+    draw_confidence: ClassVar[DrawConfidence | None] = None
     usual: ClassVar[Mapping[str, Mapping[str, float]]] = MappingProxyType({})
     end_tokens: ClassVar[tuple[int, ...]] = ()
     self_conditioned: ClassVar[bool] = False

@@ -12,7 +12,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import Qwen3Config
 from vllm.config import ModelConfig
 
-from vllm_dllm.decoding.base import DrawnIn
+from vllm_dllm.decoding.base import DrawConfidence
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields, MaskedFields
 from vllm_dllm.families.sdar import FIELDS
@@ -44,7 +44,7 @@ class DreamReasoner(BlockCausalFamily):
     architecture: ClassVar[str] = "DreamForCausalLM"
     algorithm: ClassVar[str] = "LowConfidenceDynamic"
     several_blocks: ClassVar[bool] = True
-    drawn_in: ClassVar[DrawnIn | None] = "filtered"
+    draw_confidence: ClassVar[DrawConfidence | None] = "filtered"
     # The authors' code fills a block in one step unless it is told otherwise.
     usual: ClassVar[Mapping[str, Mapping[str, float]]] = MappingProxyType(
         {"LowConfidenceStatic": {"steps": 1}}

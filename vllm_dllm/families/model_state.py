@@ -33,7 +33,7 @@ class FamilyModelState(DiffusionModelState):
             family.shifted,
             served.settings.blocks,
             served.settings.blocks_open_at,
-            family.drawn_in,
+            family.draw_confidence,
         )
         policy = CommitPolicy(
             sync=served.settings.execution == "sync",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from vllm_dllm.decoding.base import ALL_BESIDE, Beside, DrawnIn
+from vllm_dllm.decoding.base import ALL_BESIDE, Beside, DrawConfidence
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields, MaskedFields
 
@@ -95,7 +95,7 @@ class OpenPangu(BlockCausalFamily):
     algorithm: ClassVar[str] = "SubBlocks"
     aligned: ClassVar[bool] = False
     shifted: ClassVar[bool] = True
-    drawn_in: ClassVar[DrawnIn | None] = "filtered"
+    draw_confidence: ClassVar[DrawConfidence | None] = "filtered"
     # One part, the whole block.
     usual: ClassVar[Mapping[str, Mapping[str, float]]] = MappingProxyType(
         {"SubBlocks": {"sub_block_length": 32}}

@@ -12,7 +12,7 @@ from transformers import LlavaOnevisionConfig, Qwen3Config, Qwen3MoeConfig, Sigl
 from vllm.config import VllmConfig
 from vllm.multimodal.processing import InputProcessingContext
 
-from vllm_dllm.decoding.base import DrawnIn
+from vllm_dllm.decoding.base import DrawConfidence
 from vllm_dllm.families.block_causal.family import BlockCausalFamily
 from vllm_dllm.families.config_fields import Fields, MaskedFields, stated_fields
 from vllm_dllm.ranges import SettingsError
@@ -141,7 +141,7 @@ class SDARVL(SDAR):
     """JetLM/SDAR-VL-*: a prompt may end within a picture, whose rest is in the first canvas."""
 
     architecture: ClassVar[str] = ARCHITECTURE
-    drawn_in: ClassVar[DrawnIn | None] = "tempered"
+    draw_confidence: ClassVar[DrawConfidence | None] = "tempered"
     several_blocks: ClassVar[bool] = False
     one_stage: ClassVar[str] = "it is not supported for models that read pictures"
     fields: ClassVar[Fields] = Fields(

@@ -23,7 +23,7 @@ from tests.support.families import FAMILIES
 from tests.support.long import long_but
 from tests.support.ops.chi_square import limit
 from tests.support.reference_vision import Size, picture
-from vllm_dllm.decoding.base import DrawnIn
+from vllm_dllm.decoding.base import DrawConfidence
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +43,7 @@ class Model:
     Attributes:
         rows: the reference's logits ``[new, vocabulary]`` of the masks in the first canvas after a
             text, without that of the mask token.
-        drawn_in: see `Family.drawn_in`.
+        draw_confidence: see `Family.draw_confidence`.
         shown: what every text begins with, as the model reads it.
         pictures: what a prompt says of them, beside its tokens.
     """
@@ -51,7 +51,7 @@ class Model:
     running: Engine
     mask: int
     rows: Callable[[list[int]], torch.Tensor]
-    drawn_in: DrawnIn | None
+    draw_confidence: DrawConfidence | None
     shown: list[int]
     placeholders: list[int]
     pictures: dict[str, Any]
@@ -97,8 +97,8 @@ def model(
         return logits
 
     with engine(path, BLOCK, max_num_seqs=64, max_num_batched_tokens=1024) as running:
-        drawn_in = running.runner.model_state.family.drawn_in
-        yield Model(running, mask, rows, drawn_in, shown, placeholders, pictures)
+        draw_confidence = running.runner.model_state.family.draw_confidence
+        yield Model(running, mask, rows, draw_confidence, shown, placeholders, pictures)
 
 
 def params(**options: Any) -> SamplingParams:
@@ -165,7 +165,7 @@ def test_distribution(name: str, model: Model) -> None:
 
 def test_greedy_is_the_likeliest_token_alone(model: Model) -> None:
     """Whatever the seed. A draw as likely as the argmax is as sure, so that many pass at once."""
-    sure = {"diffusion_threshold": 0.0} if model.drawn_in == "filtered" else {}
+    sure = {"diffusion_threshold": 0.0} if model.draw_confidence == "filtered" else {}
     both = (params(temperature=0, seed=n, **sure) for n in (1, 42))
     one, other = tokens(model, *both)
     assert one == other
@@ -179,7 +179,7 @@ def test_a_low_temperature_makes_draws_sure(model: Model) -> None:
     """A few steps decide a block, if confidence is that after the temperature."""
     steps = count_calls(model.running.runner.sampler, "update")
     tokens(model, params(temperature=1e-3, max_tokens=BLOCK))
-    assert (len(steps) < BLOCK // 2) == (model.drawn_in is not None)
+    assert (len(steps) < BLOCK // 2) == (model.draw_confidence is not None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
