@@ -197,6 +197,8 @@ def test_which_canvases_wait_for_the_host_and_what_is_left_of_who_has_ended() ->
     assert list(starts.begun()) == [] and waiting() == [True, False]
     starts.leave(0)
     assert waiting() == [False, False]
+    starts.ask(states, slots, torch.tensor([True, False]))
+    assert list(starts.begun()) == [] and waiting() == [False, False]
     starts.enter(0, moves=True)
     starts.ask(states, slots, torch.tensor([False, False]))
     assert list(starts.begun()) == [], "a copy that is older than the request is not its own"

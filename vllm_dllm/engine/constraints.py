@@ -477,6 +477,7 @@ class CanvasStarts:
         """Stop expecting canvases of ``slot``, whose next request may have no constraint."""
         if self._moves[slot]:
             self._moves[slot] = False
+            self.moving[slot].fill_(False)
             self.waiting[slot].fill_(False)
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:

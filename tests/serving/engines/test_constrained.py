@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -378,19 +378,23 @@ def test_canvases_that_wait_for_the_host(running: Engine, stream: bool) -> None:
 
 def test_parts_that_take_long(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others go on, a request may end meanwhile, and tokens are those of parts found at once."""
-    ask, asked_for = Explorer.ask, list[Question]()
-    timers: list[Timer] = []
+    ask, late = Explorer.ask, list[Future[Any]]()
 
     def slowly(self: Explorer, question: Question) -> Future[Any]:
-        late, random = Future[Any](), Random(len(asked_for))
-        asked_for.append(question)
+        passed_on, random = Future[Any](), Random(len(late))
+        late.append(passed_on)
 
         def pass_on(answer: Future[Any]) -> None:
-            timers.append(Timer(random.random() / 5, late.set_result, [answer.result()]))
-            timers[-1].start()
+            Timer(random.random() / 5, passed_on.set_result, [answer.result()]).start()
 
         ask(self, question).add_done_callback(pass_on)
-        return late
+        return passed_on
+
+    withheld: list[tuple[Future[Any], Future[Any]]] = []
+
+    def withhold(self: Explorer, question: Question) -> Future[Any]:
+        withheld.append((Future[Any](), ask(self, question)))
+        return withheld[-1][0]
 
     constraints = running.runner.model_state.parts.constraints
 
@@ -411,15 +415,22 @@ def test_parts_that_take_long(running: Engine, monkeypatch: pytest.MonkeyPatch) 
     forget()
     monkeypatch.setattr(Explorer, "ask", slowly)
     assert running.generate(asked, params) == expected
-    assert len(asked_for) > len(params)
+    assert len(late) > len(params)
     forget()
+    monkeypatch.setattr(Explorer, "ask", withhold)
     driver = Driver(running)
-    for n in range(2):
-        driver.add(f"ends-{n}", asked[n], params[n])
+    for n, name in enumerate(["ends", "waits"]):
+        driver.add(name, asked[n], params[n])
+    driver.add("free", asked[-1], params[-1])
+    driver.until(lambda: (driver.canvas("free") or (None, 0))[1] > 32)
+    assert len(constraints._finding) == 2
+    running.llm.llm_engine.abort_request(["ends"])
     driver.step()
-    assert constraints._finding
-    running.llm.llm_engine.abort_request(["ends-0"])
-    driver.finish()
+    assert len(constraints._finding) == 1
+    monkeypatch.undo()
+    for passed_on, answer in withheld:
+        passed_on.set_result(answer.result(timeout=60))
+    tokens = driver.finish()
+    assert [tokens["waits"], tokens["free"]] == [expected[1][0], expected[-1][0]]
     running.assert_idle()
-    for timer in timers:
-        timer.join()
+    wait(late)
