@@ -476,9 +476,7 @@ class CanvasStarts:
     def leave(self, slot: int) -> None:
         """Stop expecting canvases of ``slot``, whose next request may have no constraint."""
         if self._moves[slot]:
-            self._moves[slot] = False
-            self.moving[slot].fill_(False)
-            self.waiting[slot].fill_(False)
+            self.enter(slot, moves=False)
 
     def waits(self, slots: torch.Tensor, on_host: np.ndarray) -> torch.Tensor | None:
         """Which canvases of these slots have no answer yet, bool ``[n]``; None if none can wait."""
