@@ -209,6 +209,15 @@ def test_whole_answers(path: str, llada2: Server) -> None:
         assert choice["dllm_replay_contract_version"] == 1
 
 
+def test_a_client_that_leaves_is_no_error(llada2: Server) -> None:
+    slow = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "model": "m"}
+    options = {"diffusion_trace": True, "diffusion_threshold": 1.0}
+    with pytest.raises(httpx.ReadTimeout):
+        llada2.client.post(COMPLETIONS, json=slow | {"vllm_xargs": options}, timeout=0.2)
+    llada2.wait_until_idle()
+    assert "Exception in ASGI application" not in llada2.log.read_text()
+
+
 def test_answers_to_token_ids(llada2: Server) -> None:
     sampling = {"max_tokens": 8, "extra_args": ALL}
     answer = llada2.post("/inference/v1/generate", token_ids=[5, 6], sampling_params=sampling)
