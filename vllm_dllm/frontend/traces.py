@@ -72,9 +72,9 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
 
     `queues` has vLLM's ``RequestOutputCollector`` of each of the request's prompts.
     """
-    answer = json.loads(body)
-    if answer is None:  # what vLLM writes for a client that has left
+    if body in (b"", b"null"):  # for a client that has left
         return body
+    answer = json.loads(body)
     kept = [getattr(queue, "dllm_outputs", {}) for queue in queues]
     completions = [outputs[index] for outputs in kept for index in sorted(outputs)]
     for choice in answer.get("choices", ()):
