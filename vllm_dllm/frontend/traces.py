@@ -72,7 +72,7 @@ def add_to_answer(body: bytes, queues: Iterable[Any]) -> bytes:
 
     `queues` has vLLM's ``RequestOutputCollector`` of each of the request's prompts.
     """
-    if body in (b"", b"null"):  # for a client that has left
+    if body in (b"", b"null"):  # what vLLM 0.33 and 0.32 send to a client that has left
         return body
     answer = json.loads(body)
     kept = [getattr(queue, "dllm_outputs", {}) for queue in queues]

@@ -422,6 +422,7 @@ def test_parts_that_take_long(running: Engine, monkeypatch: pytest.MonkeyPatch) 
     for n, name in enumerate(["ends", "waits"]):
         driver.add(name, asked[n], params[n])
     driver.add("free", asked[-1], params[-1])
+    # The slots are those of requests with constraints before; this one has left its first block.
     driver.until(lambda: (driver.canvas("free") or (None, 0))[1] > 32)
     assert len(constraints._finding) == 2
     running.llm.llm_engine.abort_request(["ends"])
